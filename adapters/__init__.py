@@ -1,0 +1,1 @@
+"""One small module a model framework."""

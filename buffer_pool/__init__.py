@@ -1,0 +1,1 @@
+"""The pool of block frames on the device."""

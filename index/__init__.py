@@ -1,0 +1,1 @@
+"""Secondary indexes over the keys of a table."""

@@ -1,0 +1,1 @@
+"""A storage engine for the KV cache of transformer models."""

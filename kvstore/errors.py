@@ -1,0 +1,56 @@
+"""One error class a meaning; each message names the numbers and the remedy."""
+
+
+class KVStoreError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class ConfigError(KVStoreError, ValueError):
+    """Raised when a setting of a schema, a store or an index is out of its range."""
+
+
+class SchemaMismatchError(KVStoreError, ValueError):
+    """Raised when rows or queries do not have the shape, dtype or device of the schema."""
+
+
+class InvalidQueryError(KVStoreError, ValueError):
+    """Raised when k, a budget, a head, a position or a reduction is out of its range."""
+
+
+class NonFiniteError(KVStoreError, ValueError):
+    """Raised when keys or queries hold NaN or infinity."""
+
+
+class LayerNotFoundError(KVStoreError, IndexError):
+    """Raised when a layer or a KV head does not exist in the schema."""
+
+
+class StepError(KVStoreError, RuntimeError):
+    """Raised when a step is used out of order: no open step, a layer skipped, unequal lengths."""
+
+
+class SequenceNotFoundError(KVStoreError, KeyError):
+    """Raised when no sequence has the given name, or when it has been dropped."""
+
+    def __str__(self) -> str:  # KeyError would print the repr of the message
+        return str(self.args[0]) if self.args else ""
+
+
+class SequenceExistsError(KVStoreError, ValueError):
+    """Raised when a sequence is created under a name that is taken."""
+
+
+class HeapFullError(KVStoreError, MemoryError):
+    """Raised when the heap's byte limit leaves no room for another block."""
+
+
+class StoreClosedError(KVStoreError, RuntimeError):
+    """Raised when a closed store is used."""
+
+
+class IndexNotTrainedError(KVStoreError, RuntimeError):
+    """Raised when rows are added to, or searched in, an index that has no codebook yet."""
+
+
+class UnsupportedModelError(KVStoreError, ValueError):
+    """Raised when a model's attention cannot be served by the store (MLA, ALiBi, no attention interface)."""
