@@ -72,20 +72,20 @@ class Index(ABC):
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes held: codes of all heads, allocated room included, and codebooks that belong to this index."""
+        """Bytes held: codes of all heads, allocated room included, and codebooks that are this index's own."""
 
     @abstractmethod
     def train(self, keys: FloatArray, positions: IntArray | None = None) -> None:
         """Learn a codebook from keys, float32 [n_kv_heads, n, head_dim], as they are stored (after RoPE).
 
         `positions` are the RoPE positions of the rows, int64 [n] (default 0, 1, 2, ...); kinds that keep keys
-        as they are ignore them. Raises `ValueError` for n = 0 or a wrong shape, `NonFiniteError` for NaN or infinity.
-        Rows covered before are dropped.
+        as they are ignore them. Raises `ValueError` for n = 0 or a wrong shape, `NonFiniteError` for NaN or
+        infinity. Rows covered before are dropped.
         """
 
     @abstractmethod
     def add(self, keys: FloatArray, positions: IntArray | None = None) -> None:
-        """Encode keys, float32 [n_kv_heads, n, head_dim], and append them as rows `stop_row, stop_row + 1, ...`.
+        """Encode keys, float32 [n_kv_heads, n, head_dim], and append them as rows `stop_row, stop_row + 1, ..`.
 
         `positions` defaults to the row ids. n = 0 is allowed and does nothing.
         """
@@ -102,8 +102,9 @@ class Index(ABC):
     def scores(
         self, q: FloatArray, view: RowView | None = None, *, start: int | None = None, stop: int | None = None
     ) -> FloatArray:
-        """Return q . key as the index sees it, float32 [n_kv_heads, group, stop - start], for q [n_kv_heads, group, head_dim].
+        """Return q . key as the index sees it, float32 [n_kv_heads, group, stop - start].
 
+        q is float32 [n_kv_heads, group, head_dim];
         `start` and `stop` are row ids inside the coverage (default: all of it).
         """
 
@@ -121,9 +122,10 @@ class Index(ABC):
     ) -> Candidates:
         """Return, for each KV head, the k rows of `[start, stop)` with the largest group scores.
 
-        q is float32 [n_kv_heads, group, head_dim]. A row's group score is, over the query heads g of the group,
+        q is float32 [n_kv_heads, group, head_dim]. A row's group score is, over the group's query heads g,
 
-        - `"sum_softmax"`: sum over g of softmax over the rows of scale * score[g] (PQCache, arXiv 2407.12820, section 3.2),
+        - `"sum_softmax"`: sum over g of softmax over the rows of scale * score[g] (PQCache, arXiv 2407.12820,
+          section 3.2),
         - `"max"` or `"mean"`: max or mean over g of score[g].
 
         Ties go to the lower row. k above the number of rows returns them all. O(n) a head, no sort.

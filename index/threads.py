@@ -1,0 +1,59 @@
+"""Running parallel kernels beside torch and beside other Python threads."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numba
+
+
+def run_parallel(kernel: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a kernel that was compiled with `parallel=True`; safe from several Python threads at once."""
+    lock = _launch()
+    if lock is None:
+        return kernel(*arguments)
+    with lock:
+        return kernel(*arguments)
+
+
+@contextmanager
+def kernel_threads(count: int) -> Iterator[None]:
+    """Let the parallel kernels that this Python thread calls use `count` threads, at most those Numba has."""
+    _launch()
+    before = numba.get_num_threads()
+    with _torch_threads_kept():
+        numba.set_num_threads(max(1, min(count, numba.config.NUMBA_NUM_THREADS)))
+    try:
+        yield
+    finally:
+        with _torch_threads_kept():
+            numba.set_num_threads(before)
+
+
+@functools.cache
+def _launch() -> threading.Lock | None:
+    """Start Numba's threads once; return the lock that calls must hold, if its threading layer needs one.
+
+    The layer `workqueue` (the fallback where neither OpenMP nor TBB is found) aborts the process when two Python
+    threads enter it at once.
+    """
+    with _torch_threads_kept():
+        numba.get_num_threads()  # launches
+    return threading.Lock() if numba.threading_layer() == "workqueue" else None
+
+
+@contextmanager
+def _torch_threads_kept() -> Iterator[None]:
+    """Undo what Numba's thread functions do to torch: they share OpenMP, and its thread count is reset."""
+    torch = sys.modules.get("torch")
+    before = torch.get_num_threads() if torch is not None else 0
+    try:
+        yield
+    finally:
+        if torch is not None and torch.get_num_threads() != before:
+            torch.set_num_threads(before)
