@@ -72,7 +72,7 @@ class Index(ABC):
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes held: codes of all heads, allocated room included, and codebooks that are this index's own."""
+        """Bytes held: codes of all heads, allocated room included, and codebooks of its own."""
 
     @abstractmethod
     def train(self, keys: FloatArray, positions: IntArray | None = None) -> None:
@@ -85,7 +85,7 @@ class Index(ABC):
 
     @abstractmethod
     def add(self, keys: FloatArray, positions: IntArray | None = None) -> None:
-        """Encode keys, float32 [n_kv_heads, n, head_dim], and append them as rows `stop_row, stop_row + 1, ..`.
+        """Encode keys, float32 [n_kv_heads, n, head_dim], and append them as rows `stop_row` and on.
 
         `positions` defaults to the row ids. n = 0 is allowed and does nothing.
         """

@@ -14,7 +14,7 @@ import numba
 from kvstore.index.jit_cache import KernelCache
 
 FASTMATH = frozenset({"reassoc", "contract", "nsz"})
-"""Sums may be reordered and fused (that is what lets LLVM vectorise them); `nnan` and `ninf` stay off, because
+"""Sums may be reordered and fused (that is what lets LLVM vectorise them); `nnan` and `ninf` stay off, as
 with them `x != x` and comparisons with -inf mean nothing."""
 
 STRICT = frozenset({"contract", "nsz"})
@@ -31,8 +31,8 @@ def jit(
     """Compile `function` with Numba on its first call; use as `@jit` or `@jit(parallel=True)`.
 
     `parallel=True` lets `numba.prange` loops run on Numba's threads; call such a kernel through
-    `kvstore.index.threads.run_parallel`. `cache=False` keeps a kernel off the disk. Nothing is compiled, and no
-    directory is made, before the first call.
+    `kvstore.index.threads.run_parallel`. `cache=False` keeps a kernel off the disk. Nothing is compiled, and
+    no directory is made, before the first call.
     """
 
     def decorate(inner: Callable[..., Any]) -> Any:

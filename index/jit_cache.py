@@ -82,7 +82,7 @@ def _absorb_code(code: CodeType, digest: Any) -> None:
 
 
 def _absorb_value(value: Any, digest: Any, seen: set[int]) -> None:
-    inner = getattr(value, "py_func", None) or getattr(value, "_defn", None) or value  # kernel, intrinsic, rest
+    inner = getattr(value, "py_func", None) or getattr(value, "_defn", None) or value
     if isinstance(inner, FunctionType):
         if hasattr(value, "targetoptions"):
             digest.update(_stable(value.targetoptions).encode())

@@ -16,8 +16,8 @@ class RopeSpec:
     Attributes:
         inv_freq: angle a position for each rotated pair, radians, [n_pairs]; scalings (linear, llama3, yarn)
             are already in it. `2 * n_pairs` is the rotary dimension; dimensions after it are not rotated.
-        layout: `"half"` pairs dimension i with i + n_pairs (Llama, Qwen); `"interleaved"` pairs 2i with 2i + 1
-            (GPT-J).
+        layout: `"half"` pairs dimension i with i + n_pairs (Llama, Qwen); `"interleaved"` pairs 2i with
+            2i + 1 (GPT-J).
         attention_factor: factor on cos and sin (yarn's temperature), so on the length of a rotated key.
     """
 

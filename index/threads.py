@@ -39,8 +39,8 @@ def kernel_threads(count: int) -> Iterator[None]:
 def _launch() -> threading.Lock | None:
     """Start Numba's threads once; return the lock that calls must hold, if its threading layer needs one.
 
-    The layer `workqueue` (the fallback where neither OpenMP nor TBB is found) aborts the process when two Python
-    threads enter it at once.
+    The layer `workqueue` (the fallback where neither OpenMP nor TBB is found) aborts the process when two
+    Python threads enter it at once.
     """
     with _torch_threads_kept():
         numba.get_num_threads()  # launches

@@ -1,0 +1,111 @@
+"""From the scores of a group of query heads to one weight a row.
+
+The query heads that share a KV head share its rows, so they have to agree on which rows to read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kvstore.index.fast_exp import fast_exp
+from kvstore.index.jit import jit
+
+SUM_SOFTMAX, MAX, MEAN = 0, 1, 2
+REDUCTIONS = {"sum_softmax": SUM_SOFTMAX, "max": MAX, "mean": MEAN}
+
+_LANES = 64  # a running maximum each: as one, it would be a chain of dependent comparisons
+_TILE = 2048  # scores of a tile stay in the first-level cache between the passes
+
+
+@jit
+def reduce_group(scores: Any, scale: Any, reduction: Any, log_norm: Any) -> Any:
+    """Turn scores into one weight a row, left in `scores[0]`; the other lines are overwritten.
+
+    scores: float32 [group, n], n >= 1. scale: float32. log_norm: float32 [group], out: the log of the sum over
+    rows of exp(scale * score). Reductions: `SUM_SOFTMAX` sums over the group the softmax over rows of
+    scale * score (PQCache, arXiv 2407.12820, section 3.2); `MAX` and `MEAN` reduce the scores themselves.
+    One exp a score. In place, through one name an array: seen through two, a loop does not vectorise.
+    """
+    group, n = scores.shape
+    factors = np.full(group, np.float32(1.0 / group))
+    spare = np.empty(0 if reduction == SUM_SOFTMAX else n, np.float32)
+    for g in range(group):
+        line = scores[g]
+        top = maximum(line)
+        if reduction != SUM_SOFTMAX:
+            spare[:] = line
+            line = spare
+        total = _exponentials(line, scale, top)
+        log_norm[g] = scale * top + np.float32(np.log(total))
+        if reduction == SUM_SOFTMAX:
+            factors[g] = np.float32(1.0 / total)
+    if reduction == MAX:
+        _largest(scores)
+    else:
+        _weighted_sum(scores, factors)
+
+
+@jit
+def maximum(x: Any) -> Any:
+    """Largest of a float32 vector, n >= 1; NaN is passed over."""
+    n = x.shape[0]
+    lanes = np.full(_LANES, np.float32(-np.inf))
+    whole = n - n % _LANES
+    for low in range(0, whole, _LANES):
+        for j in range(_LANES):
+            y = x[low + j]
+            lanes[j] = y if y > lanes[j] else lanes[j]
+    top = np.float32(-np.inf)
+    for j in range(_LANES):
+        top = max(top, lanes[j])
+    for i in range(whole, n):
+        top = x[i] if x[i] > top else top
+    return top
+
+
+@jit
+def _exponentials(x: Any, scale: Any, top: Any) -> Any:
+    """Replace x by exp(scale * (x - top)) and return the sum.
+
+    Sums of a tile are float32, sums of tiles float64: the error does not grow with n.
+    """
+    n = x.shape[0]
+    total = 0.0
+    for low in range(0, n, _TILE):
+        tile = x[low : min(low + _TILE, n)]
+        part = np.float32(0.0)
+        for i in range(tile.shape[0]):
+            e = fast_exp(scale * (tile[i] - top))
+            tile[i] = e
+            part += e
+        total += part
+    return total
+
+
+@jit
+def _weighted_sum(scores: Any, factors: Any) -> Any:
+    """Put the sum over g of factors[g] * scores[g] into scores[0]."""
+    group, n = scores.shape
+    for low in range(0, n, _TILE):
+        high = min(low + _TILE, n)
+        target = scores[0, low:high]
+        for i in range(high - low):
+            target[i] *= factors[0]
+        for g in range(1, group):
+            source = scores[g, low:high]
+            factor = factors[g]
+            for i in range(high - low):
+                target[i] += source[i] * factor
+
+
+@jit
+def _largest(scores: Any) -> Any:
+    """Put the maximum over g of scores[g] into scores[0]."""
+    group, n = scores.shape
+    target = scores[0]
+    for g in range(1, group):
+        source = scores[g]
+        for i in range(n):
+            target[i] = source[i] if source[i] > target[i] else target[i]
