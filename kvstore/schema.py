@@ -22,7 +22,7 @@ class Schema:
         n_q_heads, n_kv_heads: query heads and key/value heads; their quotient is the group (GQA).
         head_dim: numbers in a key; `value_dim` in a value (0 means head_dim).
         dtype: `"float32"`, `"float16"` or `"bfloat16"`; rows are kept bit for bit.
-        block_tokens: rows of a block.
+        block_tokens: rows of a block, a power of two.
         scale: softmax scale (0 means head_dim ** -0.5).
         rope: one RopeSpec (or None) a layer, or () when the keys' RoPE is not known.
         fingerprint: says which model the rows belong to.
@@ -43,6 +43,8 @@ class Schema:
         for name in ("n_layers", "n_q_heads", "n_kv_heads", "head_dim", "block_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.block_tokens & (self.block_tokens - 1):
+            raise ConfigError(f"block_tokens must be a power of two, not {self.block_tokens}")
         if self.n_q_heads % self.n_kv_heads:
             raise ConfigError(f"{self.n_q_heads} query heads cannot share {self.n_kv_heads} KV heads evenly")
         if self.dtype not in DTYPES:

@@ -1,0 +1,141 @@
+"""Runs plans: candidates from the index, then one kernel over all sequences and heads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as SequenceABC
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.config import StoreConfig
+from kvstore.index.base import Index
+from kvstore.index.flat import FlatIndex
+from kvstore.index.rows import DTYPE_CODES
+from kvstore.index.threads import run_parallel
+from kvstore.kernels.attend import attend_kernel
+from kvstore.planner import FLAT, INDEX, Plan
+from kvstore.schema import Schema
+from kvstore.table import Table
+from kvstore.table_index import TableIndex
+
+REDUCE_CODES = {"sum_softmax": 0, "max": 1, "mean": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Attended:
+    """What one layer's attention gave.
+
+    Attributes:
+        out: float32 [n_sequences, n_kv_heads, group, value_dim].
+        log_norm: float32 [n_sequences, n_kv_heads, group], log of the softmax's denominator over the rows read.
+        chosen: int64 [n_sequences, n_kv_heads, >= n_selected], rows picked from the middle, ascending.
+        search_s, attend_s: seconds spent finding candidates, and in rerank + fetch + softmax.
+    """
+
+    out: npt.NDArray[np.float32]
+    log_norm: npt.NDArray[np.float32]
+    chosen: npt.NDArray[np.int64]
+    search_s: float
+    attend_s: float
+
+
+class Attention:
+    """The attention of a schema: compiled kernels and the sizes they need; holds no rows."""
+
+    def __init__(self, schema: Schema, config: StoreConfig) -> None:
+        self._schema = schema
+        self._config = config
+        self._reduce_code = REDUCE_CODES[config.reduce]
+        item = schema.torch_dtype.itemsize
+        value_bytes = schema.value_dim * item
+        self._sizes = np.array(
+            [
+                schema.block_tokens.bit_length() - 1,
+                schema.block_tokens * schema.key_bytes,
+                schema.key_bytes,
+                schema.block_tokens * value_bytes,
+                value_bytes,
+                schema.head_dim,
+                schema.value_dim,
+            ],
+            np.int64,
+        )
+
+    def run(
+        self,
+        tables: SequenceABC[Table],
+        indexes: SequenceABC[TableIndex],
+        plans: SequenceABC[Plan],
+        q: npt.NDArray[np.float32],
+        scale: float,
+    ) -> Attended:
+        """Attend with q, float32 [n_sequences, n_kv_heads, group, head_dim], to one table of each sequence."""
+        s = self._schema
+        started = time.perf_counter()
+        found = [
+            self._candidates(table, keeper, plan, q[i], scale)
+            for i, (table, keeper, plan) in enumerate(zip(tables, indexes, plans, strict=True))
+        ]
+        searched = time.perf_counter()
+        candidates = found[0] if len(found) == 1 else _stack(found)
+        lines = [
+            (
+                t.key_addresses.ctypes.data,
+                t.value_addresses.ctypes.data,
+                p.first,
+                p.sinks_stop,
+                p.tail_start,
+                p.n_rows,
+                p.n_candidates,
+                p.n_selected,
+            )
+            for t, p in zip(tables, plans, strict=True)
+        ]
+        n_chosen = max(p.n_selected for p in plans)
+        out = np.empty((len(plans), s.n_kv_heads, q.shape[2], s.value_dim), np.float32)
+        log_norm = np.empty(out.shape[:3], np.float32)
+        chosen = np.empty((len(plans), s.n_kv_heads, n_chosen), np.int64)
+        kernel = attend_kernel(s.head_dim, s.value_dim, DTYPE_CODES[s.dtype])
+        run_parallel(
+            kernel,
+            np.array(lines, np.int64),
+            self._sizes,
+            candidates,
+            self._reduce_code,
+            q * np.float32(scale),
+            out,
+            log_norm,
+            chosen,
+        )
+        return Attended(out, log_norm, chosen, searched - started, time.perf_counter() - searched)
+
+    def _candidates(
+        self, table: Table, keeper: TableIndex, plan: Plan, q: npt.NDArray[np.float32], scale: float
+    ) -> npt.NDArray[np.int64]:
+        """Rows the index proposes, int64 [1, n_kv_heads, n_candidates]."""
+        if plan.method == INDEX and keeper.index is not None:
+            index: Index = keeper.index
+        elif plan.method == FLAT:
+            index = FlatIndex.over(table.key_view(), plan.sinks_stop, plan.tail_start)
+        else:
+            return np.empty((1, self._schema.n_kv_heads, 0), np.int64)
+        found = index.search(
+            q,
+            plan.n_candidates,
+            table.key_view() if index.exact else None,
+            scale=scale,
+            reduce=self._config.reduce,
+            start=plan.sinks_stop,
+            stop=plan.tail_start,
+        )
+        return found.rows[None]
+
+
+def _stack(found: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+    width = max(rows.shape[2] for rows in found)
+    stacked = np.zeros((len(found), found[0].shape[1], width), np.int64)
+    for i, rows in enumerate(found):
+        stacked[i, :, : rows.shape[2]] = rows[0]
+    return stacked

@@ -1,0 +1,107 @@
+"""EXPLAIN for attention: what a query will do, and with `analyze` what it did."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.index.base import Index
+from kvstore.planner import DENSE, INDEX, Plan
+from kvstore.schema import Schema
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What running the plan gave.
+
+    Attributes:
+        search_ms, attend_ms: time for candidates, and for rerank + fetch + softmax, all KV heads.
+        mass: share of the full softmax that the rows read hold, mean over query heads.
+        middle_mass: the same of the mass between sinks and tail (1 where nothing lies there).
+        chosen: int64 [n_kv_heads, n_selected], rows picked from the middle, ascending.
+    """
+
+    search_ms: float
+    attend_ms: float
+    mass: float
+    middle_mass: float
+    chosen: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A plan in words; `str()` is the operator tree, `as_dict()` the same for machines."""
+
+    sequence: str
+    layer: int
+    schema: Schema
+    plan: Plan
+    index: dict[str, Any] | None
+    measured: Measured | None = None
+
+    def __str__(self) -> str:
+        p, m = self.plan, self.measured
+        head = f"Attend layer={self.layer} sequence={self.sequence!r}  rows {p.n_attended} of {p.n_rows - p.first}"
+        head += f" ({p.n_attended / max(1, p.n_rows - p.first):.1%})  plan: {p.method}, {p.reason}"
+        if m is not None:
+            head += f"\n  actual: {m.search_ms + m.attend_ms:.2f} ms, attention mass caught {m.mass:.4f}"
+            head += f", of the middle {m.middle_mass:.4f}"
+        return "\n".join([head, *("  " + line for line in self._operators())])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as plain values, ready for JSON."""
+        measured = None
+        if self.measured is not None:
+            measured = asdict(self.measured)
+            measured["chosen"] = self.measured.chosen.tolist()
+        return {
+            "sequence": self.sequence,
+            "layer": self.layer,
+            "plan": asdict(self.plan) | {"n_attended": self.plan.n_attended},
+            "index": self.index,
+            "measured": measured,
+        }
+
+    def _operators(self) -> list[str]:
+        p, m = self.plan, self.measured
+        row_bytes = (self.schema.head_dim + self.schema.value_dim) * self.schema.torch_dtype.itemsize
+        heads = self.schema.n_kv_heads
+        if p.method == DENSE:
+            return [f"Softmax rows=[{p.first},{p.n_rows})  {_size((p.n_rows - p.first) * row_bytes * heads)} of rows"]
+        kept = p.n_attended - p.n_selected
+        lines = [
+            f"Softmax rows={p.n_attended}  attend {m.attend_ms:.2f} ms" if m else f"Softmax rows={p.n_attended}",
+            f"  Exact sinks=[{p.first},{p.sinks_stop}) tail=[{p.tail_start},{p.n_rows})"
+            f"  {_size(kept * row_bytes * heads)} of rows",
+        ]
+        key_bytes = self.schema.key_bytes
+        source = f"[{p.sinks_stop},{p.tail_start})"
+        if p.method == INDEX and self.index is not None:
+            code_bytes = self.index["bytes_per_key"]
+            settings = " ".join(f"{k}={v}" for k, v in self.index.items() if k not in ("kind", "rows", "bytes_per_key"))
+            lines += [
+                f"  Rerank {p.n_candidates} -> {p.n_selected} a KV head"
+                f"  {_size(p.n_candidates * key_bytes * heads)} of keys",
+                f"    Scan {self.index['kind']} {settings} rows={source}  {_size(p.n_middle * code_bytes * heads)} of codes",
+            ]
+        else:
+            lines += [f"  Scan flat rows={source} -> {p.n_selected} a KV head  {_size(p.n_middle * key_bytes * heads)} of keys"]
+        if m is not None:
+            lines[-1] += f"  search {m.search_ms:.2f} ms"
+        return lines
+
+
+def describe_index(index: Index | None) -> dict[str, Any] | None:
+    """Return an index's own description, or None."""
+    return index.describe() if index is not None else None
+
+
+def _size(n_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if n_bytes < 1024 or unit == "MiB":
+            break
+        n_bytes /= 1024
+    return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.1f} {unit}"

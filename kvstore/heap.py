@@ -1,0 +1,142 @@
+"""The heap: the tier in host memory where blocks are born."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kvstore.errors import HeapFullError
+from kvstore.schema import Schema
+
+ALIGN_BYTES = 64  # a cache line
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """Room for `block_tokens` consecutive rows of one table, all KV heads.
+
+    Attributes:
+        keys: schema dtype [n_kv_heads, block_tokens, head_dim], contiguous, a view of the arena.
+        values: schema dtype [n_kv_heads, block_tokens, value_dim], the same.
+        key_address, value_address: where the two begin.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    key_address: int
+    value_address: int
+
+
+class Heap:
+    """Preallocated arenas cut into blocks; a block that is freed is handed out again.
+
+    Memory is taken from the system one arena at a time and given back when the heap is closed, so nothing is ever
+    copied to make room. Pinned when CUDA is there, so that copies to a device can be asynchronous.
+    """
+
+    def __init__(self, schema: Schema, arena_bytes: int, limit_bytes: int = 0) -> None:
+        self._schema = schema
+        self._stride_bytes = -(-schema.block_bytes // ALIGN_BYTES) * ALIGN_BYTES
+        self._arena_blocks = max(1, arena_bytes // self._stride_bytes)
+        self._limit_blocks = limit_bytes // self._stride_bytes if limit_bytes else None
+        self._limit_bytes = limit_bytes
+        self._arenas: list[torch.Tensor] = []
+        self._uncut: list[tuple[torch.Tensor, int]] = []  # (arena, offset in bytes), next one last
+        self._free: list[Block] = []
+        self._extra_holders: dict[int, int] = {}  # address of a shared block -> holders beyond the first
+        self._n_blocks = 0
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes that one block takes, padding to a cache line included."""
+        return self._stride_bytes
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes taken from the system."""
+        return self._n_blocks * self._stride_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of blocks that are handed out."""
+        return self.used_blocks * self._stride_bytes
+
+    @property
+    def used_blocks(self) -> int:
+        """Blocks that are handed out."""
+        return self._n_blocks - len(self._free) - len(self._uncut)
+
+    def allocate(self, n_blocks: int) -> list[Block]:
+        """Hand out n_blocks blocks with undefined contents, or none of them.
+
+        Raises `HeapFullError` when the byte limit leaves too little room; nothing is allocated then.
+        """
+        self._reserve(n_blocks - len(self._free) - len(self._uncut))
+        return [self._free.pop() if self._free else self._cut(*self._uncut.pop()) for _ in range(n_blocks)]
+
+    def share(self, blocks: list[Block]) -> None:
+        """Count one holder more for each block; it is free when every holder has freed it."""
+        for block in blocks:
+            self._extra_holders[block.key_address] = self._extra_holders.get(block.key_address, 0) + 1
+
+    def is_shared(self, block: Block) -> bool:
+        """Whether somebody else holds this block too, so that its rows must not be written over."""
+        return block.key_address in self._extra_holders
+
+    def free(self, blocks: list[Block]) -> None:
+        """Give up blocks; the caller must hold no view of them. They are reused once nobody holds them."""
+        for block in reversed(blocks):
+            others = self._extra_holders.pop(block.key_address, 0)
+            if others == 0:
+                self._free.append(block)
+            elif others > 1:
+                self._extra_holders[block.key_address] = others - 1
+
+    def close(self) -> None:
+        """Give all memory back to the system."""
+        self._free.clear()
+        self._uncut.clear()
+        self._arenas.clear()
+        self._extra_holders.clear()
+        self._n_blocks = 0
+
+    def _reserve(self, missing: int) -> None:
+        if missing <= 0:
+            return
+        if self._limit_blocks is not None and self._n_blocks + missing > self._limit_blocks:
+            raise HeapFullError(
+                f"the heap needs {missing} more blocks of {self._stride_bytes} bytes, but {self.used_bytes} of its "
+                f"{self._limit_bytes} bytes are used; drop a sequence or raise heap_bytes"
+            )
+        while missing > 0:
+            room = self._limit_blocks - self._n_blocks if self._limit_blocks is not None else self._arena_blocks
+            n = min(self._arena_blocks, room)
+            self._add_arena(n)
+            missing -= n
+
+    def _add_arena(self, n_blocks: int) -> None:
+        n_bytes = n_blocks * self._stride_bytes + ALIGN_BYTES
+        arena = torch.empty(n_bytes, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+        first = -arena.data_ptr() % ALIGN_BYTES
+        self._arenas.append(arena)
+        self._n_blocks += n_blocks
+        # Blocks are cut when they are first used: a small store should not pay for a whole arena.
+        self._uncut[:0] = [(arena, first + i * self._stride_bytes) for i in reversed(range(n_blocks))]
+
+    def _cut(self, arena: torch.Tensor, start: int) -> Block:
+        s = self._schema
+        rows = s.n_kv_heads * s.block_tokens
+        middle = start + rows * s.key_bytes
+        stop = start + s.block_bytes
+        keys = arena[start:middle].view(s.torch_dtype).view(s.n_kv_heads, s.block_tokens, s.head_dim)
+        values = arena[middle:stop].view(s.torch_dtype).view(s.n_kv_heads, s.block_tokens, s.value_dim)
+        return Block(keys, values, keys.data_ptr(), values.data_ptr())
+
+    def _check(self) -> None:
+        """Assert the invariants: no block is free twice, and the counts agree with a recount."""
+        addresses = [b.key_address for b in self._free]
+        assert len(set(addresses)) == len(addresses), "a block is free twice"
+        assert not set(addresses) & set(self._extra_holders), "a shared block is free"
+        assert 0 <= len(self._free) + len(self._uncut) <= self._n_blocks
+        assert self._limit_blocks is None or self._n_blocks <= self._limit_blocks

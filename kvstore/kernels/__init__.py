@@ -1,0 +1,1 @@
+"""Numba kernels over rows where they lie."""

@@ -1,0 +1,219 @@
+"""Selective attention of one token over rows where they lie: rerank, fetch and softmax in one pass."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numba
+import numpy as np
+
+from kvstore.index.jit import jit
+from kvstore.index.reduce import reduce_group
+from kvstore.index.select import select_top_k
+from kvstore.kernels.tiles import (
+    TILE_ROWS,
+    constant_dim,
+    fetch_rows,
+    row_address,
+    soften,
+    tile_adder,
+    tile_loader,
+    tile_scorer,
+)
+
+SPLIT_ROWS = 2048
+"""Rows of one piece of a long range. A piece's size depends on nothing but this, so that results do not depend on
+the number of threads or on what else is in the batch."""
+
+# Columns of `plans`, int64 [n_sequences, 8]
+KEY_BLOCKS, VALUE_BLOCKS, FIRST, SINKS_STOP, TAIL_START, N_ROWS, N_CANDIDATES, N_SELECTED = range(8)
+# Entries of `sizes`, int64 [7]
+SHIFT, KEY_HEAD_BYTES, KEY_ROW_BYTES, VALUE_HEAD_BYTES, VALUE_ROW_BYTES, KEY_DIM, VALUE_DIM = range(7)
+
+
+@jit
+def _addresses(blocks: Any, sizes: Any, head_bytes: Any, row_bytes: Any, rows: Any, out: Any) -> None:
+    for i in range(rows.shape[0]):
+        out[i] = row_address(blocks, sizes[SHIFT], head_bytes, row_bytes, rows[i])
+
+
+@jit
+def _pieces(plan: Any) -> Any:
+    """Number of pieces that the always-attended rows of a sequence are cut into."""
+    kept = plan[SINKS_STOP] - plan[FIRST] + plan[N_ROWS] - plan[TAIL_START]
+    return max(1, (kept + SPLIT_ROWS - 1) // SPLIT_ROWS)
+
+
+@jit
+def _list_items(plans: Any, n_heads: Any) -> Any:
+    """List the work: sequence, head and piece of each item, int64 [n_items, 3], a head's pieces together."""
+    total = 0
+    for b in range(plans.shape[0]):
+        total += n_heads * _pieces(plans[b])
+    items = np.empty((total, 3), np.int64)
+    at = 0
+    for b in range(plans.shape[0]):
+        for head in range(n_heads):
+            for piece in range(_pieces(plans[b])):
+                items[at, 0], items[at, 1], items[at, 2] = b, head, piece
+                at += 1
+    return items
+
+
+@jit
+def _pick(scores: Any, n_selected: Any, reduce_code: Any) -> Any:
+    """Places of the n_selected candidates with the best group scores, ascending; scores [group, n] are scaled."""
+    n = scores.shape[1]
+    weights = scores.copy()  # they are reduced in place, and the softmax wants the scores again
+    reduce_group(weights, np.float32(1), reduce_code, np.empty(scores.shape[0], np.float32))
+    places, values = np.empty(n + 1, np.int32), np.empty(n + 1, np.float32)
+    picked, ignored = np.empty(n_selected, np.int64), np.empty(n_selected, np.float32)
+    select_top_k(weights[0], n_selected, places, values, picked, ignored)
+    return picked
+
+
+@jit
+def _merge(items: Any, peaks: Any, norms: Any, sums: Any, out: Any, log_norm: Any) -> None:
+    """Merge the pieces of each head by their log-sum-exp: out = sum exp(peak - top) sums / sum exp(peak - top) norm."""
+    at = 0
+    while at < items.shape[0]:
+        stop = at + 1
+        while stop < items.shape[0] and items[stop, 2] > 0:
+            stop += 1
+        b, head = items[at, 0], items[at, 1]
+        for g in range(peaks.shape[1]):
+            top = peaks[at, g]
+            for i in range(at + 1, stop):
+                top = max(top, peaks[i, g])
+            line = out[b, head, g]
+            line[:] = np.float32(0)
+            norm = np.float32(0)
+            for i in range(at, stop):
+                if norms[i, g] > 0:
+                    weight = np.float32(np.exp(peaks[i, g] - top))
+                    norm += weight * norms[i, g]
+                    for d in range(line.shape[0]):
+                        line[d] += weight * sums[i, g, d]
+            for d in range(line.shape[0]):
+                line[d] /= norm
+            log_norm[b, head, g] = top + np.float32(np.log(norm))
+        at = stop
+
+
+@functools.cache
+def attend_kernel(key_dim: int, value_dim: int, dtype_code: int) -> Any:
+    """Return the kernel for rows of these sizes.
+
+    `attend(plans, sizes, candidates, reduce_code, q, out, log_norm, chosen)`:
+
+    - plans: int64 [n_sequences, 8], a line a sequence, see the column names above; sizes: int64 [7];
+    - candidates: int64 [n_sequences, n_kv_heads, >= n_candidates], row ids, ascending;
+    - q: float32 [n_sequences, n_kv_heads, group, key_dim], already multiplied with the softmax scale;
+    - out: float32 [n_sequences, n_kv_heads, group, value_dim]; log_norm: float32 [..., group], the log-sum-exp;
+    - chosen: int64 [n_sequences, n_kv_heads, >= n_selected], the rows picked from the candidates, ascending.
+
+    Per head O((kept + candidates) * key_dim + (kept + selected) * value_dim) for each of its query heads.
+    """
+    load_keys = tile_loader(dtype_code, constant_dim(key_dim))
+    load_values = tile_loader(dtype_code, constant_dim(value_dim))
+    score = tile_scorer(constant_dim(key_dim))
+    add = tile_adder(constant_dim(value_dim))
+
+    @jit
+    def add_values(plan: Any, sizes: Any, head: Any, rows: Any, weights: Any, sums: Any, tile: Any) -> None:
+        addresses = np.empty(TILE_ROWS, np.int64)
+        offset = head * sizes[VALUE_HEAD_BYTES]
+        _addresses(plan[VALUE_BLOCKS], sizes, offset, sizes[VALUE_ROW_BYTES], rows, addresses)
+        load_values(addresses, rows.shape[0], sizes[VALUE_DIM], tile)
+        add(tile, rows.shape[0], sizes[VALUE_DIM], weights, sums)
+
+    @jit
+    def score_rows(plan: Any, sizes: Any, head: Any, rows: Any, q: Any, at: Any, scores: Any, tile: Any) -> None:
+        addresses = np.empty(TILE_ROWS, np.int64)
+        offset = head * sizes[KEY_HEAD_BYTES]
+        _addresses(plan[KEY_BLOCKS], sizes, offset, sizes[KEY_ROW_BYTES], rows, addresses)
+        load_keys(addresses, rows.shape[0], sizes[KEY_DIM], tile)
+        score(tile, rows.shape[0], sizes[KEY_DIM], q, at, scores)
+
+    @jit
+    def take_range(plan: Any, sizes: Any, head: Any, start: Any, stop: Any, q: Any, peak: Any, norm: Any, sums: Any) -> None:
+        """Attend to the rows [start, stop)."""
+        key_tile = np.empty((TILE_ROWS, sizes[KEY_DIM]), np.float32)
+        value_tile = np.empty((TILE_ROWS, sizes[VALUE_DIM]), np.float32)
+        weights = np.empty((q.shape[0], TILE_ROWS), np.float32)
+        for low in range(start, stop, TILE_ROWS):
+            rows = np.arange(low, min(low + TILE_ROWS, stop))
+            score_rows(plan, sizes, head, rows, q, 0, weights, key_tile)
+            soften(weights, rows.shape[0], peak, norm, sums)
+            add_values(plan, sizes, head, rows, weights, sums, value_tile)
+
+    @jit
+    def score_candidates(plan: Any, sizes: Any, head: Any, rows: Any, q: Any, scores: Any) -> None:
+        tile = np.empty((TILE_ROWS, sizes[KEY_DIM]), np.float32)
+        offset = head * sizes[KEY_HEAD_BYTES]
+        stride = sizes[KEY_ROW_BYTES]
+        for low in range(0, rows.shape[0], TILE_ROWS):
+            ahead = rows[low + TILE_ROWS : low + 2 * TILE_ROWS]  # on their way while this tile is worked on
+            fetch_rows(plan[KEY_BLOCKS], sizes[SHIFT], offset, stride, stride, ahead)
+            score_rows(plan, sizes, head, rows[low : low + TILE_ROWS], q, low, scores, tile)
+
+    @jit
+    def take_candidates(
+        plan: Any, sizes: Any, head: Any, rows: Any, reduce_code: Any, q: Any, chosen: Any, peak: Any, norm: Any, sums: Any
+    ) -> None:
+        """Score the candidates exactly, choose, and attend to the chosen."""
+        scores = np.empty((q.shape[0], rows.shape[0]), np.float32)
+        score_candidates(plan, sizes, head, rows, q, scores)
+        if plan[N_SELECTED] < rows.shape[0]:
+            picked = _pick(scores, plan[N_SELECTED], reduce_code)
+        else:
+            picked = np.arange(rows.shape[0])
+        tile = np.empty((TILE_ROWS, sizes[VALUE_DIM]), np.float32)
+        weights = np.empty((q.shape[0], TILE_ROWS), np.float32)
+        for i in range(picked.shape[0]):
+            chosen[i] = rows[picked[i]]
+        offset = head * sizes[VALUE_HEAD_BYTES]
+        stride = sizes[VALUE_ROW_BYTES]
+        fetch_rows(plan[VALUE_BLOCKS], sizes[SHIFT], offset, stride, stride, chosen[:TILE_ROWS])
+        for low in range(0, picked.shape[0], TILE_ROWS):
+            n = min(TILE_ROWS, picked.shape[0] - low)
+            ahead = chosen[low + TILE_ROWS : min(low + 2 * TILE_ROWS, picked.shape[0])]
+            fetch_rows(plan[VALUE_BLOCKS], sizes[SHIFT], offset, stride, stride, ahead)
+            for g in range(q.shape[0]):
+                for i in range(n):
+                    weights[g, i] = scores[g, picked[low + i]]
+            soften(weights, n, peak, norm, sums)
+            add_values(plan, sizes, head, chosen[low : low + n], weights, sums, tile)
+
+    @jit
+    def take_piece(plan: Any, sizes: Any, head: Any, piece: Any, q: Any, peak: Any, norm: Any, sums: Any) -> None:
+        """Attend to one piece of the rows that are always attended: the sinks followed by the tail."""
+        n_sinks = plan[SINKS_STOP] - plan[FIRST]
+        n_kept = n_sinks + plan[N_ROWS] - plan[TAIL_START]
+        low, high = piece * SPLIT_ROWS, min((piece + 1) * SPLIT_ROWS, n_kept)
+        first, tail = plan[FIRST], plan[TAIL_START] - n_sinks
+        take_range(plan, sizes, head, first + low, first + min(high, n_sinks), q, peak, norm, sums)
+        take_range(plan, sizes, head, tail + max(low, n_sinks), tail + high, q, peak, norm, sums)
+
+    @jit(parallel=True)
+    def attend(
+        plans: Any, sizes: Any, candidates: Any, reduce_code: Any, q: Any, out: Any, log_norm: Any, chosen: Any
+    ) -> None:
+        items = _list_items(plans, q.shape[1])
+        n_items, group = items.shape[0], q.shape[2]
+        peaks = np.full((n_items, group), np.float32(-np.inf), np.float32)
+        norms = np.zeros((n_items, group), np.float32)
+        sums = np.zeros((n_items, group, sizes[VALUE_DIM]), np.float32)
+        for i in numba.prange(n_items):
+            b, head, piece = items[i, 0], items[i, 1], items[i, 2]
+            plan, q_head = plans[b], q[b, head]
+            take_piece(plan, sizes, head, piece, q_head, peaks[i], norms[i], sums[i])
+            if piece == 0 and plan[N_CANDIDATES] > 0:
+                rows = candidates[b, head, : plan[N_CANDIDATES]]
+                take_candidates(
+                    plan, sizes, head, rows, reduce_code, q_head, chosen[b, head], peaks[i], norms[i], sums[i]
+                )
+        _merge(items, peaks, norms, sums, out, log_norm)
+
+    return attend

@@ -1,0 +1,73 @@
+"""Which rows a query reads, and how it finds them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvstore.config import Budget, StoreConfig, budget_rows
+
+DENSE, FLAT, INDEX = "dense", "flat", "index"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one attention query of one table will do.
+
+    Attributes:
+        method: `"dense"` (all rows), `"flat"` (exact scan of the middle) or `"index"`.
+        first: first row that is not padding.
+        sinks_stop: the sinks are the rows [first, sinks_stop).
+        tail_start: the tail is [tail_start, n_rows): the window, and rows that wait to be encoded.
+        n_rows: rows of the table.
+        n_selected: rows to choose from the middle [sinks_stop, tail_start).
+        n_candidates: rows that the index proposes for an exact rerank (n_selected: no rerank).
+        reason: why this method.
+    """
+
+    method: str
+    first: int
+    sinks_stop: int
+    tail_start: int
+    n_rows: int
+    n_selected: int
+    n_candidates: int
+    reason: str
+
+    @property
+    def n_middle(self) -> int:
+        """Rows between sinks and tail."""
+        return self.tail_start - self.sinks_stop
+
+    @property
+    def n_attended(self) -> int:
+        """Rows that attention reads."""
+        return self.n_rows - self.first - self.n_middle + self.n_selected
+
+
+def plan_attention(
+    config: StoreConfig, budget: Budget, first: int, n_rows: int, covered: tuple[int, int] | None
+) -> Plan:
+    """Plan one query over the rows [first, n_rows); `covered` are the rows an index holds, or None. O(1)."""
+    length = n_rows - first
+    if budget is None:
+        return _dense(first, n_rows, "the budget is all rows")
+    if length <= config.dense_rows:
+        return _dense(first, n_rows, f"{length} rows, dense up to {config.dense_rows}")
+    if covered is not None:
+        method, (sinks_stop, tail_start), reason = INDEX, covered, "covered by the index"
+    else:
+        method, reason = FLAT, "no index"
+        sinks_stop = min(first + config.sinks, n_rows)
+        tail_start = max(sinks_stop, n_rows - config.window)
+    n_middle = tail_start - sinks_stop
+    n_selected = max(budget_rows(budget, length) - (length - n_middle), config.min_selected)
+    if n_selected >= n_middle:
+        return _dense(first, n_rows, "the budget covers all rows")
+    n_candidates = n_selected
+    if method == INDEX:
+        n_candidates = min(n_middle, round(config.index.over_fetch * n_selected))
+    return Plan(method, first, sinks_stop, tail_start, n_rows, n_selected, n_candidates, reason)
+
+
+def _dense(first: int, n_rows: int, reason: str) -> Plan:
+    return Plan(DENSE, first, n_rows, n_rows, n_rows, 0, 0, reason)

@@ -1,0 +1,267 @@
+"""A sequence: one request's rows in all layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy.typing as npt
+import torch
+
+from kvstore.config import Budget, check_budget
+from kvstore.errors import ConfigError, InvalidQueryError, SequenceNotFoundError, StepError
+from kvstore.positions import Positions
+from kvstore.table import Table
+from kvstore.table_index import TableIndex
+from kvstore.topk import TopK
+from kvstore.validate import check_head, check_layer, check_positions, check_row_ids, check_rows
+
+if TYPE_CHECKING:
+    from kvstore.explain import Explanation
+    from kvstore.store import KVStore
+
+
+class Sequence:
+    """Rows of one request. Made by `KVStore.create`; rows enter in steps, all layers or none.
+
+    `len(seq)` is the committed length: readers see those rows, and since tables are append-only that number is a
+    snapshot. Inside an open step `attend` also sees the rows that its layer has just appended.
+    """
+
+    def __init__(self, store: KVStore, name: str, generation: int) -> None:
+        self.name = name
+        self.generation = generation
+        self._store = store
+        self._schema = store.schema
+        self._tables = [Table(store.schema, store.heap) for _ in range(store.schema.n_layers)]
+        self._indexes = [TableIndex(store.schema, store.config, layer) for layer in range(store.schema.n_layers)]
+        self._positions = Positions()
+        self._n_rows = 0
+        self._next_layer: int | None = None  # what the open step expects; None when no step is open
+        self._step_rows = 0
+        self._step_positions: npt.NDArray[Any] | None = None
+        self._budget: Budget = store.config.budget
+        self._first_row = 0
+        self._dropped = False
+
+    def __len__(self) -> int:
+        return self._n_rows
+
+    def __repr__(self) -> str:
+        return f"Sequence({self.name!r}, {self._n_rows} rows)"
+
+    @property
+    def budget(self) -> Budget:
+        """Rows that `attend` reads: a share (float), a number (int) or None for all; the config's until it is set."""
+        return self._budget
+
+    @budget.setter
+    def budget(self, budget: Budget) -> None:
+        check_budget(budget)
+        self._budget = budget
+
+    @property
+    def first_row(self) -> int:
+        """First row that is not padding; the rows before it are stored but never attended or indexed."""
+        return self._first_row
+
+    @first_row.setter
+    def first_row(self, row: int) -> None:
+        if row < 0 or (self._n_rows and row != self._first_row):
+            raise ConfigError(f"first_row is set once, before the first step commits, to 0 or more, not to {row}")
+        if row != self._first_row:
+            self._first_row = row
+            self._positions = Positions(-row)
+
+    @property
+    def step_open(self) -> bool:
+        """Whether a step has begun and neither committed nor been rolled back."""
+        return self._next_layer is not None
+
+    @contextmanager
+    def step(self) -> Iterator[Sequence]:
+        """One forward pass: every layer appends, then all commit; an exception takes every layer back."""
+        self.begin_step()
+        try:
+            yield self
+        except BaseException:
+            self.abort_step()
+            raise
+        self.commit_step()
+
+    def begin_step(self) -> None:
+        """Open a step; raises `StepError` when one is open."""
+        self._check_usable()
+        if self._next_layer is not None:
+            raise StepError(f"a step of {self.name!r} is open already; commit it or abort it first")
+        self._next_layer = 0
+
+    def append(
+        self,
+        layer: int,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        positions: npt.ArrayLike | torch.Tensor | None = None,
+    ) -> None:
+        """Append rows to one layer inside a step; layers come in order 0, 1, 2, ..., all with as many rows.
+
+        keys [n_kv_heads, n, head_dim] as attention uses them (after RoPE) and values [n_kv_heads, n, value_dim], schema
+        dtype, any strides, on CPU; they are copied. `positions` int64 [n] are the RoPE positions where they do not
+        go on from the row before; they are taken from layer 0. Raises `SchemaMismatchError`, `NonFiniteError`,
+        `StepError`, `LayerNotFoundError` or `HeapFullError`, and the step stays as it was.
+        """
+        self._check_usable()
+        check_layer(self._schema, layer)
+        if layer != self._next_layer:
+            raise StepError(self._out_of_order(layer))
+        check_rows(self._schema, keys, values)
+        n = keys.shape[1]
+        if layer == 0:
+            self._step_positions = check_positions(positions, n)
+            self._step_rows = n
+        elif n != self._step_rows:
+            raise StepError(f"layer {layer} brought {n} rows, layer 0 of this step {self._step_rows}; bring as many")
+        self._tables[layer].append(keys.detach(), values.detach())
+        self._next_layer = layer + 1
+
+    def commit_step(self) -> None:
+        """Make the step's rows visible in all layers at once; raises `StepError` (and rolls back) if a layer is missing."""
+        self._check_usable()
+        if self._next_layer is None:
+            raise StepError("no step is open; call begin_step() or use `with seq.step():`")
+        missing = self._schema.n_layers - self._next_layer
+        if 0 < missing < self._schema.n_layers:
+            at = self._next_layer
+            self.abort_step()
+            raise StepError(f"the step ended before layer {at}: {missing} layers brought no rows; it was rolled back")
+        if missing == 0:
+            self._positions.append(self._step_rows, self._step_positions)
+            self._n_rows += self._step_rows
+            self._store.counters.steps += 1
+        self._close_step()
+        if missing == 0:
+            self._advance_indexes()
+
+    def abort_step(self) -> None:
+        """Take back what the open step has appended; does nothing when none is open."""
+        if self._next_layer is None:
+            return
+        self._store.counters.aborted_steps += 1
+        for table in self._tables:
+            table.truncate(self._n_rows)
+        self._close_step()
+
+    def n_rows(self, layer: int) -> int:
+        """Rows of one layer, those of the open step included."""
+        check_layer(self._schema, layer)
+        return self._tables[layer].n_rows
+
+    def attend(
+        self, layer: int, q: torch.Tensor, *, budget: Budget | str = "sequence", scale: float | None = None
+    ) -> torch.Tensor:
+        """Attention of one token's queries over this layer's rows: plan, search, rerank, fetch, softmax.
+
+        q [n_q_heads, head_dim] -> [n_q_heads, value_dim] in q's dtype. `budget` overrides the sequence's, `scale` the
+        schema's. Query heads h * group .. (h + 1) * group - 1 belong to KV head h.
+        """
+        return self._store.attend(layer, [self], q[None], budget=budget, scale=scale)[0]
+
+    def topk(self, layer: int, head: int, q: torch.Tensor, k: int, **options: Any) -> TopK:
+        """Like `KVStore.topk`, for this sequence."""
+        return self._store.topk(layer, head, q, k, sequence=self, **options)
+
+    def fetch(
+        self, layer: int, head: int, positions: npt.ArrayLike | torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copy rows of one KV head, in the order asked for: keys [n, head_dim], values [n, value_dim], bit for bit."""
+        self._check_usable()
+        check_layer(self._schema, layer)
+        check_head(self._schema, head)
+        return self._tables[layer].gather(head, check_row_ids(positions, self._n_rows))
+
+    def read(self, layer: int, start: int = 0, stop: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copy a range of rows, those of the open step included: [n_kv_heads, stop - start, dim] each."""
+        self._check_usable()
+        check_layer(self._schema, layer)
+        n = self._tables[layer].n_rows
+        stop = n if stop is None else stop
+        if not 0 <= start <= stop <= n:
+            raise InvalidQueryError(f"rows [{start}, {stop}) are not within the {n} rows of layer {layer}")
+        return self._tables[layer].read(start, stop)
+
+    def truncate(self, n_rows: int) -> None:
+        """Forget the rows from n_rows on, in all layers; raises `InvalidQueryError` if there are fewer."""
+        self._check_usable()
+        if self.step_open:
+            raise StepError("a step is open; commit it or abort it before truncate()")
+        if not 0 <= n_rows <= self._n_rows:
+            raise InvalidQueryError(f"cannot truncate to {n_rows} rows: the sequence has {self._n_rows}")
+        for table, index in zip(self._tables, self._indexes, strict=True):
+            index.truncate(n_rows)
+            table.truncate(n_rows)
+        self._positions.truncate(n_rows)
+        self._n_rows = n_rows
+
+    def fork(self, name: str) -> Sequence:
+        """Return a new sequence with the same committed rows and indexes; blocks are shared until one is written."""
+        self._check_usable()
+        if self.step_open:
+            raise StepError("a step is open; commit it or abort it before fork()")
+        twin = self._store.create(name)
+        twin._tables = [table.fork() for table in self._tables]
+        twin._indexes = [index.fork() for index in self._indexes]
+        twin._positions = self._positions.copy()
+        twin._n_rows, twin._first_row, twin._budget = self._n_rows, self._first_row, self._budget
+        return twin
+
+    def reindex(self, layer: int | None = None) -> None:
+        """Train and encode again over all rows between sinks and window, for one layer or all."""
+        self._check_usable()
+        if layer is not None:
+            check_layer(self._schema, layer)
+        for i in range(self._schema.n_layers) if layer is None else (layer,):
+            self._indexes[i].build(self._tables[i], self._positions, self._first_row)
+
+    def explain(
+        self, layer: int, q: torch.Tensor, *, analyze: bool = False, budget: Budget | str = "sequence"
+    ) -> Explanation:
+        """Say what `attend` would do; with `analyze=True` do it, time it and measure the attention mass caught."""
+        return self._store.explain(self, layer, q, analyze=analyze, budget=budget)
+
+    def _advance_indexes(self) -> None:
+        for table, index in zip(self._tables, self._indexes, strict=True):
+            index.advance(table, self._positions, self._first_row)
+
+    def _close_step(self) -> None:
+        self._next_layer, self._step_rows, self._step_positions = None, 0, None
+
+    def _drop(self) -> None:
+        for table in self._tables:
+            table.truncate(0)
+        self._close_step()
+        self._n_rows = 0
+        self._dropped = True
+
+    def _out_of_order(self, layer: int) -> str:
+        if self._next_layer is None:
+            return "append needs an open step; use `with seq.step():`"
+        if self._next_layer == self._schema.n_layers:
+            return f"all {self._schema.n_layers} layers of this step have appended; commit it before layer {layer}"
+        return f"layer {layer} came where layer {self._next_layer} was due; layers append in order, once a step"
+
+    def _check_usable(self) -> None:
+        if self._dropped:
+            raise SequenceNotFoundError(f"sequence {self.name!r} has been dropped; create it again")
+        self._store._check_open()
+
+    def _check(self) -> None:
+        """Assert the invariants: equal lengths, positions for every row, and indexes that stay inside their bounds."""
+        for table, keeper in zip(self._tables, self._indexes, strict=True):
+            table._check()
+            assert self.step_open or table.n_rows == self._n_rows
+            if keeper.index is not None:
+                keeper.index._check()
+                window_start = self._n_rows - self._store.config.window
+                assert keeper.index.n_rows == 0 or keeper.index.stop_row <= window_start
+        assert self._positions.n_rows == self._n_rows

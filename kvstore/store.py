@@ -1,0 +1,280 @@
+"""The database: schema, sequences, heap, indexes, queries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as SequenceABC
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvstore.attention import Attended, Attention
+from kvstore.config import REDUCTIONS, Budget, StoreConfig, check_budget
+from kvstore.errors import (
+    ConfigError,
+    InvalidQueryError,
+    SequenceExistsError,
+    SequenceNotFoundError,
+    StoreClosedError,
+)
+from kvstore.explain import Explanation, describe_index
+from kvstore.heap import Heap
+from kvstore.mass import measure
+from kvstore.planner import Plan, plan_attention
+from kvstore.schema import Schema
+from kvstore.sequence import Sequence
+from kvstore.stats import Counters, StoreStats
+from kvstore.topk import Query, TopK, find_top_k
+from kvstore.validate import as_group, check_head, check_k, check_layer, check_query
+
+
+class KVStore:
+    """Keys and values of many sequences of one model, in memory, with an index over the keys of each table.
+
+    >>> store = KVStore(Schema(n_layers=1, n_q_heads=2, n_kv_heads=1, head_dim=4))
+    >>> seq = store.create("book")
+    >>> with seq.step():
+    ...     seq.append(0, torch.eye(4)[None], torch.eye(4)[None])
+    >>> store.topk(0, 0, torch.tensor([0.0, 1.0, 0.5, 0.0]), k=2).positions.tolist()
+    [1, 2]
+    """
+
+    def __init__(self, schema: Schema, config: StoreConfig | None = None) -> None:
+        self.schema = schema
+        self.config = config or StoreConfig()
+        self.heap = Heap(schema, self.config.arena_bytes, self.config.heap_bytes)
+        self.counters = Counters()
+        self._attention = Attention(schema, self.config)
+        self._sequences: dict[str, Sequence] = {}
+        self._generation = 0
+        self._closed = False
+
+    def __enter__(self) -> KVStore:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __getitem__(self, name: str) -> Sequence:
+        self._check_open()
+        try:
+            return self._sequences[name]
+        except KeyError:
+            raise SequenceNotFoundError(f"no sequence is named {name!r}; there are {self._names()}") from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._sequences
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(tuple(self._sequences))
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def create(self, name: str, *, first_row: int = 0) -> Sequence:
+        """Make an empty sequence; rows before `first_row` will be padding. Raises `SequenceExistsError`."""
+        self._check_open()
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"a sequence's name must be a non-empty string, not {name!r}")
+        if name in self._sequences:
+            raise SequenceExistsError(f"a sequence named {name!r} exists; use store[{name!r}] or drop it first")
+        seq = Sequence(self, name, self._generation)
+        seq.first_row = first_row
+        self._generation += 1
+        self._sequences[name] = seq
+        return seq
+
+    def drop(self, name: str) -> None:
+        """Forget a sequence and give its blocks back; using it afterwards raises `SequenceNotFoundError`."""
+        self[name]._drop()
+        del self._sequences[name]
+
+    def close(self) -> None:
+        """Drop everything and give the memory back; a second call does nothing."""
+        if self._closed:
+            return
+        for seq in self._sequences.values():
+            seq._drop()
+        self._sequences.clear()
+        self.heap.close()
+        self._closed = True
+
+    def attend(
+        self,
+        layer: int,
+        sequences: SequenceABC[Sequence],
+        q: torch.Tensor,
+        *,
+        budget: Budget | str = "sequence",
+        scale: float | None = None,
+    ) -> torch.Tensor:
+        """Attention of one token of each sequence: q [n_sequences, n_q_heads, head_dim] -> [..., value_dim], q's dtype.
+
+        What a sequence gets does not depend on the others. `budget` overrides the sequences' own.
+        """
+        check_layer(self.schema, layer)
+        check_query(q, (len(sequences), self.schema.n_q_heads, self.schema.head_dim))
+        plans = [self._plan(seq, layer, budget) for seq in sequences]
+        if not plans:
+            return q.new_empty(0, self.schema.n_q_heads, self.schema.value_dim)
+        attended = self._run(layer, sequences, plans, q, scale)
+        for plan in plans:
+            self.counters.attends[plan.method] += 1
+            self.counters.rows_attended += plan.n_attended
+            self.counters.rows_available += plan.n_rows - plan.first
+        out = torch.from_numpy(attended.out).view(len(plans), self.schema.n_q_heads, self.schema.value_dim)
+        return out.to(q.dtype)
+
+    def topk(
+        self,
+        layer: int,
+        head: int,
+        q: torch.Tensor,
+        k: int,
+        *,
+        sequence: Sequence | str | None = None,
+        rows: str = "all",
+        reduce: str | None = None,
+        exact: bool = False,
+    ) -> TopK:
+        """Return the k committed rows with the largest scores, best first; ties go to the lower position.
+
+        q is [head_dim], scored by inner product, or [group, head_dim], the query heads of KV head `head`, scored by
+        `reduce` (the config's: the sum over the group of the softmax over the rows asked for). `rows="middle"` leaves
+        out sinks and window. `exact=True` passes by the index. k above the number of rows returns them all.
+        `sequence` may be left out when the store holds just one.
+        """
+        check_head(self.schema, head)
+        group = as_group(self.schema, q)
+        every_head = group.expand(self.schema.n_kv_heads, -1, -1)
+        found = self.topk_heads(layer, every_head, k, sequence=sequence, rows=rows, reduce=reduce, exact=exact)
+        return TopK(found.positions[head], found.scores[head], found.exact)
+
+    def topk_heads(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: int,
+        *,
+        sequence: Sequence | str | None = None,
+        rows: str = "all",
+        reduce: str | None = None,
+        exact: bool = False,
+    ) -> TopK:
+        """Like `topk` for all KV heads at once: q [n_kv_heads, group, head_dim] -> positions [n_kv_heads, k]."""
+        check_layer(self.schema, layer)
+        check_k(k)
+        single = isinstance(q, torch.Tensor) and q.ndim == 3 and q.shape[1] == 1
+        group = 1 if single else self.schema.group
+        check_query(q, (self.schema.n_kv_heads, group, self.schema.head_dim))
+        reduce = self.config.reduce if reduce is None else reduce
+        if reduce not in REDUCTIONS:
+            raise InvalidQueryError(f"reduce must be one of {', '.join(REDUCTIONS)}, not {reduce!r}")
+        seq = self._find(sequence)
+        start, stop = self._row_range(seq, rows)
+        self.counters.topks += 1
+        if start >= stop:
+            shape = (self.schema.n_kv_heads, 0)
+            return TopK(torch.empty(shape, dtype=torch.int64), torch.empty(shape), exact=True)
+        query = Query(
+            q.detach().float().contiguous().numpy(), min(int(k), stop - start), start, stop, self.schema.scale, reduce, exact
+        )
+        return find_top_k(seq._tables[layer], seq._indexes[layer], self.config, query)
+
+    def explain(
+        self,
+        sequence: Sequence | str | None,
+        layer: int,
+        q: torch.Tensor,
+        *,
+        analyze: bool = False,
+        budget: Budget | str = "sequence",
+    ) -> Explanation:
+        """Say what `attend` would do for q [n_q_heads, head_dim]; with `analyze=True` do it and measure it."""
+        seq = self._find(sequence)
+        check_layer(self.schema, layer)
+        check_query(q, (self.schema.n_q_heads, self.schema.head_dim))
+        plan = self._plan(seq, layer, budget)
+        measured = None
+        if analyze and plan.n_rows > plan.first:
+            attended = self._run(layer, [seq], [plan], q[None], None)
+            measured = measure(seq._tables[layer], plan, attended, self._grouped(q[None])[0], self.schema.scale)
+        index = describe_index(seq._indexes[layer].index)
+        return Explanation(seq.name, layer, self.schema, plan, index, measured)
+
+    def stats(self) -> StoreStats:
+        """Return sizes and counters; O(sequences * layers)."""
+        self._check_open()
+        keepers = [keeper for seq in self._sequences.values() for keeper in seq._indexes]
+        indexes = [keeper.index for keeper in keepers if keeper.index is not None]
+        return StoreStats(
+            sequences=len(self._sequences),
+            rows=sum(len(seq) for seq in self._sequences.values()),
+            blocks=self.heap.used_blocks,
+            heap_used_bytes=self.heap.used_bytes,
+            heap_reserved_bytes=self.heap.reserved_bytes,
+            index_bytes=sum(index.nbytes for index in indexes),
+            index_bytes_per_key=float(np.mean([i.code_bytes_per_key for i in indexes])) if indexes else 0.0,
+            indexed_rows=sum(index.n_rows for index in indexes),
+            index_builds=sum(keeper.n_builds for keeper in keepers),
+            counters=self.counters,
+        )
+
+    def _run(
+        self, layer: int, sequences: SequenceABC[Sequence], plans: list[Plan], q: torch.Tensor, scale: float | None
+    ) -> Attended:
+        tables = [seq._tables[layer] for seq in sequences]
+        indexes = [seq._indexes[layer] for seq in sequences]
+        return self._attention.run(tables, indexes, plans, self._grouped(q), self.schema.scale if scale is None else scale)
+
+    def _grouped(self, q: torch.Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:
+        s = self.schema
+        return q.detach().to(torch.float32).reshape(len(q), s.n_kv_heads, s.group, s.head_dim).contiguous().numpy()
+
+    def _plan(self, seq: Sequence, layer: int, budget: Budget | str) -> Plan:
+        seq._check_usable()
+        if budget == "sequence":
+            budget = seq.budget
+        else:
+            check_budget(budget)  # type: ignore[arg-type]
+        n_rows = seq._tables[layer].n_rows
+        if n_rows <= seq.first_row:
+            raise InvalidQueryError(f"sequence {seq.name!r} has no rows in layer {layer} to attend to; append first")
+        return plan_attention(self.config, budget, seq.first_row, n_rows, seq._indexes[layer].covered)  # type: ignore[arg-type]
+
+    def _row_range(self, seq: Sequence, rows: str) -> tuple[int, int]:
+        if rows == "all":
+            return seq.first_row, len(seq)
+        if rows == "middle":
+            return seq.first_row + self.config.sinks, len(seq) - self.config.window
+        raise InvalidQueryError(f"rows must be 'all' or 'middle', not {rows!r}")
+
+    def _find(self, sequence: Sequence | str | None) -> Sequence:
+        self._check_open()
+        if isinstance(sequence, Sequence):
+            sequence._check_usable()
+            return sequence
+        if isinstance(sequence, str):
+            return self[sequence]
+        if len(self._sequences) != 1:
+            raise InvalidQueryError(f"say which sequence: the store holds {len(self)} ({self._names()})")
+        return next(iter(self._sequences.values()))
+
+    def _names(self) -> str:
+        names = [repr(name) for name in self._sequences]
+        return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") or "none"
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosedError("the store is closed; open another one")
+
+    def _check(self) -> None:
+        """Assert the invariants of everything inside, and that the heap's count equals a recount."""
+        self.heap._check()
+        held = set()
+        for name, seq in self._sequences.items():
+            assert seq.name == name
+            seq._check()
+            held |= {block.key_address for table in seq._tables for block in table._blocks}
+        assert len(held) == self.heap.used_blocks

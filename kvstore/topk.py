@@ -1,0 +1,124 @@
+"""Maximum inner product queries over the rows of one table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kvstore.config import StoreConfig
+from kvstore.index.flat import FlatIndex
+from kvstore.index.threads import run_parallel
+from kvstore.kernels.score import score_kernel
+from kvstore.table import Table
+from kvstore.table_index import TableIndex
+
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class TopK:
+    """Rows with the largest scores, best first; equal scores by ascending position.
+
+    Attributes:
+        positions: int64 [k] (or [n_kv_heads, k] for all heads), row ids.
+        scores: float32, the same shape: inner products for one query, group scores for a group.
+        exact: whether every row was scored exactly, so that no better row can be missing.
+    """
+
+    positions: torch.Tensor
+    scores: torch.Tensor
+    exact: bool
+
+    def __len__(self) -> int:
+        return int(self.positions.shape[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One question to a table: which rows of [start, stop) score best.
+
+    Attributes:
+        q: float32 [n_kv_heads, group, head_dim].
+        k: rows wanted a head, at most stop - start.
+        start, stop: the rows asked for.
+        scale: softmax scale. reduce: how a group agrees. exact: whether to pass by the index.
+    """
+
+    q: FloatArray
+    k: int
+    start: int
+    stop: int
+    scale: float
+    reduce: str
+    exact: bool
+
+
+def find_top_k(table: Table, keeper: TableIndex, config: StoreConfig, query: Query) -> TopK:
+    """Answer a query: from the index and an exact rerank where the index covers, exactly elsewhere.
+
+    O(n) a head without an index; with one, O(codes) + O(over_fetch * k + rows outside the coverage) exact products.
+    """
+    index = keeper.index
+    low, high = keeper.overlap(query.start, query.stop)
+    if query.exact or index is None or low >= high or query.k >= query.stop - query.start:
+        return _exact(table, query)
+    k = min(high - low, round(config.index.over_fetch * query.k))
+    view = table.key_view() if index.exact else None
+    found = index.search(query.q, k, view, scale=query.scale, reduce=query.reduce, start=low, stop=high)
+    outside = np.concatenate([np.arange(query.start, low), np.arange(high, query.stop)])
+    rows = np.concatenate([found.rows, np.broadcast_to(outside, (len(found.rows), len(outside)))], axis=1)
+    scores = exact_scores(table, rows, query.q)
+    # Of the rows that were not candidates only the index knows the scores: the normaliser is an estimate.
+    log_norm = np.logaddexp(found.log_norm, _log_sum_exp(query.scale * scores[:, :, k:]))
+    return _best(rows, _group_scores(scores, query, log_norm), query.k, exact=False)
+
+
+def exact_scores(table: Table, rows: IntArray, q: FloatArray) -> FloatArray:
+    """Return q . key for rows int64 [n_kv_heads, n] and q [n_kv_heads, group, head_dim]: [n_kv_heads, group, n]."""
+    view = table.key_view()
+    scores = np.empty((*q.shape[:2], rows.shape[1]), np.float32)
+    run_parallel(
+        score_kernel(view.head_dim, view.dtype_code),
+        view.block_addresses,
+        view.block_tokens.bit_length() - 1,
+        view.head_stride_bytes,
+        view.row_stride_bytes,
+        np.ascontiguousarray(rows),
+        np.ascontiguousarray(q),
+        scores,
+    )
+    return scores
+
+
+def _exact(table: Table, query: Query) -> TopK:
+    index = FlatIndex.over(table.key_view(), query.start, query.stop)
+    found = index.search(query.q, query.k, table.key_view(), scale=query.scale, reduce=query.reduce)
+    if query.q.shape[1] > 1:
+        return _best(found.rows, found.scores, query.k, exact=True)
+    return _best(found.rows, exact_scores(table, found.rows, query.q)[:, 0], query.k, exact=True)
+
+
+def _group_scores(scores: FloatArray, query: Query, log_norm: FloatArray) -> FloatArray:
+    if scores.shape[1] == 1:
+        return scores[:, 0]
+    if query.reduce == "sum_softmax":
+        return np.asarray(np.exp(query.scale * scores - log_norm[:, :, None]).sum(axis=1), np.float32)
+    return np.asarray(scores.max(axis=1) if query.reduce == "max" else scores.mean(axis=1), np.float32)
+
+
+def _log_sum_exp(x: FloatArray) -> FloatArray:
+    """Log of the sum of exp over the last axis; -inf where it is empty."""
+    return np.asarray(np.logaddexp.reduce(x, axis=-1, initial=-np.inf), np.float32)
+
+
+def _best(rows: IntArray, scores: FloatArray, k: int, *, exact: bool) -> TopK:
+    order = np.lexsort((rows, -scores), axis=-1)[:, :k]
+    return TopK(
+        torch.from_numpy(np.take_along_axis(rows, order, 1)),
+        torch.from_numpy(np.take_along_axis(scores, order, 1)),
+        exact,
+    )

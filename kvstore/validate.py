@@ -1,0 +1,106 @@
+"""Checks at the edge: one clear error for each kind of bad input, before anything changes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as SequenceABC
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kvstore.errors import InvalidQueryError, LayerNotFoundError, NonFiniteError, SchemaMismatchError
+from kvstore.schema import Schema
+
+
+def check_layer(schema: Schema, layer: int) -> None:
+    """Raise `LayerNotFoundError` unless the layer exists."""
+    if not 0 <= layer < schema.n_layers:
+        raise LayerNotFoundError(f"layer {layer} does not exist: the schema has layers 0 to {schema.n_layers - 1}")
+
+
+def check_head(schema: Schema, head: int) -> None:
+    """Raise `LayerNotFoundError` unless the KV head exists."""
+    if not 0 <= head < schema.n_kv_heads:
+        raise LayerNotFoundError(f"KV head {head} does not exist: the schema has heads 0 to {schema.n_kv_heads - 1}")
+
+
+def check_rows(schema: Schema, keys: torch.Tensor, values: torch.Tensor) -> None:
+    """Raise unless keys and values are rows of the schema: shape, dtype, device, and keys without NaN."""
+    _check_tensor(schema, "keys", keys, schema.head_dim)
+    _check_tensor(schema, "values", values, schema.value_dim)
+    if keys.shape[1] != values.shape[1]:
+        raise SchemaMismatchError(f"{keys.shape[1]} keys came with {values.shape[1]} values")
+    if not _finite(keys):
+        bad = (~torch.isfinite(keys)).nonzero()[0].tolist()
+        raise NonFiniteError(f"keys hold {keys[tuple(bad)].item()} at [head, row, dim] = {bad}; nothing was appended")
+
+
+def check_positions(positions: npt.ArrayLike | torch.Tensor | None, n: int) -> npt.NDArray[np.int64] | None:
+    """Return positions as int64 [n]; raise `SchemaMismatchError` unless there is one non-negative integer a row."""
+    if positions is None:
+        return None
+    array = np.asarray(positions)
+    if array.shape != (n,) or array.dtype.kind not in "iu" or (n and array.min() < 0):
+        raise SchemaMismatchError(
+            f"positions must be {n} non-negative integers, one a row, not {array.dtype} {list(array.shape)}"
+        )
+    return array.astype(np.int64)
+
+
+def check_query(q: torch.Tensor, shape: SequenceABC[int]) -> None:
+    """Raise unless q is a finite floating-point CPU tensor of this shape."""
+    if not isinstance(q, torch.Tensor) or not q.is_floating_point():
+        what = q.dtype if isinstance(q, torch.Tensor) else type(q).__name__
+        raise SchemaMismatchError(f"a query must be a floating-point torch.Tensor, not {what}")
+    if list(q.shape) != list(shape):
+        raise SchemaMismatchError(f"the query has shape {list(q.shape)}, the schema wants {list(shape)}")
+    if q.device.type != "cpu":
+        raise SchemaMismatchError(f"the query is on {q.device}, the rows are on cpu; use q.cpu()")
+    if not _finite(q):
+        raise NonFiniteError("the query holds NaN or infinity")
+
+
+def as_group(schema: Schema, q: torch.Tensor) -> torch.Tensor:
+    """Return q as [1, group, head_dim] or [1, 1, head_dim]; raise unless it is [group, head_dim] or [head_dim]."""
+    single = isinstance(q, torch.Tensor) and q.ndim == 1
+    check_query(q, (schema.head_dim,) if single else (schema.group, schema.head_dim))
+    return q[None, None] if single else q[None]
+
+
+def check_k(k: int) -> None:
+    """Raise `InvalidQueryError` unless k is a positive integer."""
+    if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
+        raise InvalidQueryError(f"k must be an integer of at least 1, not {k!r}")
+
+
+def check_row_ids(positions: npt.ArrayLike | torch.Tensor, n_rows: int) -> torch.Tensor:
+    """Return row ids as int64 [n]; raise `InvalidQueryError` unless each is in [0, n_rows)."""
+    rows = torch.as_tensor(positions)
+    if rows.ndim != 1 or rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool:
+        raise InvalidQueryError(f"positions must be integers [n], not {rows.dtype} {list(rows.shape)}")
+    rows = rows.to("cpu", torch.int64)
+    if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < n_rows:
+        raise InvalidQueryError(
+            f"positions run from {int(rows.min())} to {int(rows.max())}, the sequence has the rows 0 to {n_rows - 1}"
+        )
+    return rows
+
+
+def _check_tensor(schema: Schema, name: str, x: torch.Tensor, dim: int) -> None:
+    if not isinstance(x, torch.Tensor):
+        raise SchemaMismatchError(f"{name} must be a torch.Tensor, not {type(x).__name__}")
+    if x.ndim != 3 or x.shape[0] != schema.n_kv_heads or x.shape[2] != dim:
+        raise SchemaMismatchError(
+            f"{name} have shape {list(x.shape)}, the schema wants [n_kv_heads={schema.n_kv_heads}, n_tokens, {dim}]"
+        )
+    if x.dtype != schema.torch_dtype:
+        raise SchemaMismatchError(f"{name} are {x.dtype}, the schema holds {schema.dtype}; use .to(schema.torch_dtype)")
+    if x.device.type != "cpu":
+        raise SchemaMismatchError(f"{name} are on {x.device}, the heap is on cpu; use .cpu()")
+
+
+def _finite(x: torch.Tensor) -> bool:
+    # A sum is finite only if every term is, and costs a third of isfinite().all(); a sum that overflows is asked again.
+    with torch.no_grad():
+        return x.numel() == 0 or math.isfinite(x.sum().item()) or bool(torch.isfinite(x).all())
