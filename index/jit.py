@@ -7,7 +7,7 @@ keeps NaN and infinity meaningful, C division, and a cache on disk that never ma
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, overload
 
 import numba
 
@@ -19,6 +19,16 @@ with them `x != x` and comparisons with -inf mean nothing."""
 
 STRICT = frozenset({"contract", "nsz"})
 """No reordering: for kernels whose results must not depend on how a loop was split."""
+
+
+@overload
+def jit(function: Callable[..., Any]) -> Any: ...
+
+
+@overload
+def jit(
+    *, parallel: bool = ..., fastmath: frozenset[str] = ..., cache: bool = ...
+) -> Callable[[Callable[..., Any]], Any]: ...
 
 
 def jit(

@@ -6,14 +6,20 @@ instructions, so a loop over the dimensions of a row vectorises as if the row we
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils, types
-from numba.extending import intrinsic
+from numba.extending import intrinsic as numba_intrinsic
 
 _I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 _HALF, _FLOAT = ir.HalfType(), ir.FloatType()
+
+
+def intrinsic(definition: Callable[..., Any]) -> Any:
+    """Register a function of argument types that returns a signature and a generator of LLVM code."""
+    return numba_intrinsic(definition)
 
 
 def _load(builder: Any, address: Any, index: Any, element: Any, item_bytes: int) -> Any:

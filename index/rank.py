@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numba import prange
 
 from kvstore.index.fast_exp import fast_exp
 from kvstore.index.jit import jit
@@ -12,22 +13,34 @@ from kvstore.index.reduce import SUM_SOFTMAX, reduce_group
 from kvstore.index.select import select_top_k
 
 
+@jit(parallel=True)
+def rank_heads(
+    scores: Any, n: Any, scale: Any, reduction: Any, k: Any, first_row: Any, places: Any,
+    rows: Any, picked: Any, log_norm: Any,
+) -> Any:  # fmt: skip
+    """Reduce the scores of each KV head's group and pick its k best rows, heads in parallel.
+
+    scores: float32 [n_kv_heads, group + 1, >= n + 1], overwritten; the last line of a head is scratch.
+    first_row: row id of column 0. places: int32 [n_kv_heads, >= n + 1], scratch. scale: float. 1 <= k <= n.
+    rows: int64 [n_kv_heads, k], picked: float32 [n_kv_heads, k], log_norm: float32 [n_kv_heads, group]: out.
+    """
+    for h in prange(scores.shape[0]):
+        group = scores.shape[1] - 1
+        _rank_head(
+            scores[h, :group, :n], np.float32(scale), reduction, k, first_row, places[h], scores[h, group],
+            rows[h], picked[h], log_norm[h],
+        )  # fmt: skip
+
+
 @jit
-def rank_rows(
+def _rank_head(
     scores: Any, scale: Any, reduction: Any, k: Any, first_row: Any, places: Any, values: Any,
     rows: Any, picked: Any, log_norm: Any,
 ) -> Any:  # fmt: skip
-    """Reduce the group's scores and pick the k best rows.
-
-    scores: float32 [group, n], overwritten; first_row: row id of scores[:, 0].
-    places: int32 [>= n + 1], values: float32 [>= n + 1]: scratch.
-    rows: int64 [k], picked: float32 [k], log_norm: float32 [group]: out, k <= n.
-    """
-    single = scores.shape[0] == 1 and reduction == SUM_SOFTMAX
-    if single:  # softmax keeps the order: choose by the score, which does not underflow
-        weights = scores[0].copy()
+    if scores.shape[0] == 1 and reduction == SUM_SOFTMAX:
+        # Softmax keeps the order: choose by the score, which cannot underflow.
+        select_top_k(scores[0], k, places, values, rows, picked)
         reduce_group(scores, scale, reduction, log_norm)
-        select_top_k(weights, k, places, values, rows, picked)
         for i in range(k):
             picked[i] = fast_exp(scale * picked[i] - log_norm[0])
     else:

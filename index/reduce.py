@@ -23,8 +23,8 @@ _TILE = 2048  # scores of a tile stay in the first-level cache between the passe
 def reduce_group(scores: Any, scale: Any, reduction: Any, log_norm: Any) -> Any:
     """Turn scores into one weight a row, left in `scores[0]`; the other lines are overwritten.
 
-    scores: float32 [group, n], n >= 1. scale: float32. log_norm: float32 [group], out: the log of the sum over
-    rows of exp(scale * score). Reductions: `SUM_SOFTMAX` sums over the group the softmax over rows of
+    scores: float32 [group, n], n >= 1. scale: float32. log_norm: float32 [group], out: the log of the sum
+    over rows of exp(scale * score). Reductions: `SUM_SOFTMAX` sums over the group the softmax over rows of
     scale * score (PQCache, arXiv 2407.12820, section 3.2); `MAX` and `MEAN` reduce the scores themselves.
     One exp a score. In place, through one name an array: seen through two, a loop does not vectorise.
     """
@@ -57,7 +57,7 @@ def maximum(x: Any) -> Any:
         for j in range(_LANES):
             y = x[low + j]
             lanes[j] = y if y > lanes[j] else lanes[j]
-    top = np.float32(-np.inf)
+    top: Any = np.float32(-np.inf)
     for j in range(_LANES):
         top = max(top, lanes[j])
     for i in range(whole, n):
@@ -72,10 +72,10 @@ def _exponentials(x: Any, scale: Any, top: Any) -> Any:
     Sums of a tile are float32, sums of tiles float64: the error does not grow with n.
     """
     n = x.shape[0]
-    total = 0.0
+    total: Any = 0.0
     for low in range(0, n, _TILE):
         tile = x[low : min(low + _TILE, n)]
-        part = np.float32(0.0)
+        part: Any = np.float32(0.0)
         for i in range(tile.shape[0]):
             e = fast_exp(scale * (tile[i] - top))
             tile[i] = e

@@ -1,8 +1,8 @@
 """The k largest of a vector of scores, without a heap and without a sort.
 
 A threshold that should keep a little more than k is read from a sample; one pass without branches collects
-what reaches it; an exact quickselect on what was collected gives the k-th largest value; a last pass keeps what
-is above that value and, of what equals it, the lowest rows. Rows come out ascending because nothing was moved.
+what reaches it; an exact quickselect on what was collected gives the k-th largest value; a last pass keeps
+what is above that value and, of what equals it, the lowest rows. Rows come out ascending because nothing moved.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def select_top_k(scores: Any, k: Any, places: Any, values: Any, rows: Any, picke
 
 @jit
 def quickselect(values: Any, n: Any, k: Any) -> Any:
-    """Return the k-th largest (1 <= k <= n) of values[:n], float32 without NaN; reorders them. O(n) expected."""
+    """Return the k-th largest (1 <= k <= n) of values[:n], float32 without NaN; reorders them. O(n)."""
     low, high = 0, n  # the answer lies in values[low:high]
     want = k  # as the want-th largest there
     while high - low > 1:

@@ -1,0 +1,76 @@
+"""What indexes have in common that score every row: checks, buffers, the shape of an answer."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import numpy as np
+
+from kvstore.index.base import Candidates, FloatArray, Index
+from kvstore.index.checks import checked_float, checked_range, checked_search
+from kvstore.index.rank import rank_heads
+from kvstore.index.rows import RowView
+from kvstore.index.threads import run_parallel
+from kvstore.index.workspace import Workspace, default_workspace
+
+
+class ScannedIndex(Index):
+    """An index that scores all rows of a range, then selects; subclasses say how rows are scored."""
+
+    def __init__(
+        self, n_kv_heads: int, head_dim: int, *, first_row: int = 0, workspace: Workspace | None = None
+    ) -> None:
+        super().__init__(n_kv_heads, head_dim, first_row=first_row)
+        self._workspace = workspace if workspace is not None else default_workspace()
+
+    def scores(
+        self, q: FloatArray, view: RowView | None = None, *, start: int | None = None, stop: int | None = None
+    ) -> FloatArray:
+        """Return q . key as the index sees it, [n_kv_heads, group, stop - start]; see `Index.scores`."""
+        q = self._checked_query(q)
+        low, high = checked_range(start, stop, self.first_row, self.stop_row)
+        out = np.empty((self.n_kv_heads, q.shape[1], high - low), np.float32)
+        if high > low:
+            self._scan(q, view, low, high, out)
+        return out
+
+    def search(
+        self,
+        q: FloatArray,
+        k: int,
+        view: RowView | None = None,
+        *,
+        scale: float,
+        reduce: str = "sum_softmax",
+        start: int | None = None,
+        stop: int | None = None,
+    ) -> Candidates:
+        """Return the k rows of each KV head with the largest group scores; see `Index.search`.
+
+        Raises `SchemaMismatchError` or `NonFiniteError` for a wrong q, `InvalidQueryError` for k, scale,
+        reduce or a range out of bounds.
+        """
+        reduction = checked_search(k, scale, reduce)
+        q = self._checked_query(q)
+        low, high = checked_range(start, stop, self.first_row, self.stop_row)
+        heads, group, _ = q.shape
+        k = min(k, high - low)
+        rows = np.empty((heads, k), np.int64)
+        picked = np.empty((heads, k), np.float32)
+        log_norm = np.full((heads, group), -np.inf, np.float32)
+        if k > 0:
+            scores, places = self._workspace.take(heads, group, high - low)
+            self._scan(q, view, low, high, scores)
+            ranking = (float(scale), reduction, k, low, places, rows, picked, log_norm)
+            run_parallel(rank_heads, scores, high - low, *ranking)
+        return Candidates(rows, picked, log_norm)
+
+    def _checked_query(self, q: FloatArray) -> FloatArray:
+        q = checked_float(q, self.n_kv_heads, self.head_dim, "queries")
+        if q.shape[1] == 0:
+            raise ValueError("queries must hold at least one query head a KV head")
+        return q
+
+    @abstractmethod
+    def _scan(self, q: FloatArray, view: RowView | None, start: int, stop: int, out: FloatArray) -> None:
+        """Write the scores of rows [start, stop), start < stop, to out [n_kv_heads, >= group, >= stop - start]."""

@@ -1,0 +1,47 @@
+"""Memory that searches use and throw away."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Workspace(threading.local):
+    """Buffers for the scores of one search, kept between calls; each Python thread sees its own.
+
+    Grows to the largest search, 4 bytes * n_kv_heads * (group + 2) * rows. Indexes that are not given one share
+    `default_workspace()`, so that a model's layers hold one set of buffers together.
+    """
+
+    def __init__(self) -> None:
+        self._scores = np.empty(0, np.float32)
+        self._places = np.empty(0, np.int32)
+
+    def take(self, n_heads: int, group: int, n: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Return uninitialised scores, float32 [n_heads, group + 1, n + 1], and places, int32 [n_heads, n + 1].
+
+        What was taken before may be overwritten.
+        """
+        n_places = n_heads * (n + 1)
+        n_scores = n_places * (group + 1)
+        if self._scores.size < n_scores:
+            self._scores = np.empty(n_scores + n_scores // 4, np.float32)
+        if self._places.size < n_places:
+            self._places = np.empty(n_places + n_places // 4, np.int32)
+        scores = self._scores[:n_scores].reshape(n_heads, group + 1, n + 1)
+        return scores, self._places[:n_places].reshape(n_heads, n + 1)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held for the calling thread."""
+        return int(self._scores.nbytes + self._places.nbytes)
+
+
+@functools.cache
+def default_workspace() -> Workspace:
+    """Return the workspace of indexes that were not given one."""
+    return Workspace()
