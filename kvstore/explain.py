@@ -81,14 +81,17 @@ class Explanation:
         source = f"[{p.sinks_stop},{p.tail_start})"
         if p.method == INDEX and self.index is not None:
             code_bytes = self.index["bytes_per_key"]
-            settings = " ".join(f"{k}={v}" for k, v in self.index.items() if k not in ("kind", "rows", "bytes_per_key"))
+            shown = {k: v for k, v in self.index.items() if k not in ("kind", "rows", "bytes_per_key")}
+            settings = " ".join(f"{k}={v}" for k, v in shown.items())
             lines += [
                 f"  Rerank {p.n_candidates} -> {p.n_selected} a KV head"
                 f"  {_size(p.n_candidates * key_bytes * heads)} of keys",
-                f"    Scan {self.index['kind']} {settings} rows={source}  {_size(p.n_middle * code_bytes * heads)} of codes",
+                f"    Scan {self.index['kind']} {settings} rows={source}"
+                f"  {_size(p.n_middle * code_bytes * heads)} of codes",
             ]
         else:
-            lines += [f"  Scan flat rows={source} -> {p.n_selected} a KV head  {_size(p.n_middle * key_bytes * heads)} of keys"]
+            keys = _size(p.n_middle * key_bytes * heads)
+            lines += [f"  Scan flat rows={source} -> {p.n_selected} a KV head  {keys} of keys"]
         if m is not None:
             lines[-1] += f"  search {m.search_ms:.2f} ms"
         return lines

@@ -25,8 +25,8 @@ def measure(
     weights /= weights.sum(axis=-1, keepdims=True)
     chosen = attended.chosen[0, :, : plan.n_selected]
     middle = weights[:, :, plan.sinks_stop - plan.first : plan.tail_start - plan.first].sum(axis=-1)
-    caught = np.take_along_axis(weights, np.broadcast_to(chosen[:, None] - plan.first, (*q.shape[:2], plan.n_selected)), -1)
-    caught_sum = caught.sum(axis=-1)
+    places = np.broadcast_to(chosen[:, None] - plan.first, (*q.shape[:2], plan.n_selected))
+    caught_sum = np.take_along_axis(weights, places, -1).sum(axis=-1)
     share = np.divide(caught_sum, middle, out=np.ones_like(middle), where=middle > 0)
     return Measured(
         search_ms=1e3 * attended.search_s,

@@ -126,7 +126,7 @@ class Sequence:
         self._next_layer = layer + 1
 
     def commit_step(self) -> None:
-        """Make the step's rows visible in all layers at once; raises `StepError` (and rolls back) if a layer is missing."""
+        """Make the step's rows visible in all layers at once; with a layer missing, roll back and raise `StepError`."""
         self._check_usable()
         if self._next_layer is None:
             raise StepError("no step is open; call begin_step() or use `with seq.step():`")

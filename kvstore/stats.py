@@ -33,7 +33,7 @@ class StoreStats:
         sequences, rows, blocks: what is held (a row counts once, for all layers).
         heap_used_bytes, heap_reserved_bytes: blocks handed out, and memory taken from the system.
         index_bytes: codes (with room to grow) and codebooks.
-        index_bytes_per_key: bytes of code for one key of one head, averaged over the tables that have an index (0: none).
+        index_bytes_per_key: bytes of code for one key of one head, mean over the tables with an index (0: none).
         indexed_rows, index_builds: rows covered, added up over tables, and trainings done.
         counters: see `Counters`.
     """

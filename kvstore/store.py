@@ -178,7 +178,13 @@ class KVStore:
             shape = (self.schema.n_kv_heads, 0)
             return TopK(torch.empty(shape, dtype=torch.int64), torch.empty(shape), exact=True)
         query = Query(
-            q.detach().float().contiguous().numpy(), min(int(k), stop - start), start, stop, self.schema.scale, reduce, exact
+            q=q.detach().float().contiguous().numpy(),
+            k=min(int(k), stop - start),
+            start=start,
+            stop=stop,
+            scale=self.schema.scale,
+            reduce=reduce,
+            exact=exact,
         )
         return find_top_k(seq._tables[layer], seq._indexes[layer], self.config, query)
 
@@ -226,7 +232,8 @@ class KVStore:
     ) -> Attended:
         tables = [seq._tables[layer] for seq in sequences]
         indexes = [seq._indexes[layer] for seq in sequences]
-        return self._attention.run(tables, indexes, plans, self._grouped(q), self.schema.scale if scale is None else scale)
+        scale = self.schema.scale if scale is None else scale
+        return self._attention.run(tables, indexes, plans, self._grouped(q), scale)
 
     def _grouped(self, q: torch.Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:
         s = self.schema

@@ -105,7 +105,7 @@ class Table:
         values = torch.empty(len(rows), s.value_dim, dtype=s.torch_dtype)
         mask = s.block_tokens - 1
         numbers = rows >> self._shift
-        for number in numbers.unique().tolist():
+        for number in sorted(set(numbers.tolist())):
             at = (numbers == number).nonzero()[:, 0]
             block = self._blocks[number]
             keys[at] = block.keys[head, rows[at] & mask]

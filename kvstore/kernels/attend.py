@@ -137,7 +137,9 @@ def attend_kernel(key_dim: int, value_dim: int, dtype_code: int) -> Any:
         score(tile, rows.shape[0], sizes[KEY_DIM], q, at, scores)
 
     @jit
-    def take_range(plan: Any, sizes: Any, head: Any, start: Any, stop: Any, q: Any, peak: Any, norm: Any, sums: Any) -> None:
+    def take_range(
+        plan: Any, sizes: Any, head: Any, start: Any, stop: Any, q: Any, peak: Any, norm: Any, sums: Any
+    ) -> None:
         """Attend to the rows [start, stop)."""
         key_tile = np.empty((TILE_ROWS, sizes[KEY_DIM]), np.float32)
         value_tile = np.empty((TILE_ROWS, sizes[VALUE_DIM]), np.float32)
@@ -160,8 +162,9 @@ def attend_kernel(key_dim: int, value_dim: int, dtype_code: int) -> Any:
 
     @jit
     def take_candidates(
-        plan: Any, sizes: Any, head: Any, rows: Any, reduce_code: Any, q: Any, chosen: Any, peak: Any, norm: Any, sums: Any
-    ) -> None:
+        plan: Any, sizes: Any, head: Any, rows: Any, reduce_code: Any, q: Any, chosen: Any,
+        peak: Any, norm: Any, sums: Any,
+    ) -> None:  # fmt: skip
         """Score the candidates exactly, choose, and attend to the chosen."""
         scores = np.empty((q.shape[0], rows.shape[0]), np.float32)
         score_candidates(plan, sizes, head, rows, q, scores)
