@@ -62,6 +62,16 @@ def load_bfloat16(typing_context: Any, address: Any, index: Any) -> Any:
 
 
 @intrinsic
+def float32_pointer(typing_context: Any, address: Any) -> Any:
+    """Return the int64 `address` as a pointer to float32, for `numba.carray`."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], _FLOAT.as_pointer())
+
+    return types.CPointer(types.float32)(types.int64), generate
+
+
+@intrinsic
 def load_int64(typing_context: Any, address: Any, index: Any) -> Any:
     """Return number `index` of the int64 array at the int64 `address`."""
 

@@ -16,6 +16,7 @@ from kvstore.kernels.tiles import (
     constant_dim,
     fetch_rows,
     row_address,
+    run_reader,
     soften,
     tile_adder,
     tile_loader,
@@ -36,6 +37,28 @@ SHIFT, KEY_HEAD_BYTES, KEY_ROW_BYTES, VALUE_HEAD_BYTES, VALUE_ROW_BYTES, KEY_DIM
 def _addresses(blocks: Any, sizes: Any, head_bytes: Any, row_bytes: Any, rows: Any, out: Any) -> None:
     for i in range(rows.shape[0]):
         out[i] = row_address(blocks, sizes[SHIFT], head_bytes, row_bytes, rows[i])
+
+
+@jit
+def _row_addresses(plan: Any, sizes: Any, head: Any, row: Any) -> Any:
+    """Addresses of a row's key and of its value."""
+    key_offset, value_offset = head * sizes[KEY_HEAD_BYTES], head * sizes[VALUE_HEAD_BYTES]
+    key = row_address(plan[KEY_BLOCKS], sizes[SHIFT], key_offset, sizes[KEY_ROW_BYTES], row)
+    return key, row_address(plan[VALUE_BLOCKS], sizes[SHIFT], value_offset, sizes[VALUE_ROW_BYTES], row)
+
+
+@jit
+def _fetch_keys(plan: Any, sizes: Any, head: Any, rows: Any) -> None:
+    """Ask the memory for the keys of these rows."""
+    row_bytes = sizes[KEY_ROW_BYTES]
+    fetch_rows(plan[KEY_BLOCKS], sizes[SHIFT], head * sizes[KEY_HEAD_BYTES], row_bytes, row_bytes, rows)
+
+
+@jit
+def _fetch_values(plan: Any, sizes: Any, head: Any, rows: Any) -> None:
+    """Ask the memory for the values of these rows."""
+    row_bytes = sizes[VALUE_ROW_BYTES]
+    fetch_rows(plan[VALUE_BLOCKS], sizes[SHIFT], head * sizes[VALUE_HEAD_BYTES], row_bytes, row_bytes, rows)
 
 
 @jit
@@ -117,6 +140,8 @@ def attend_kernel(key_dim: int, value_dim: int, dtype_code: int) -> Any:
     """
     load_keys = tile_loader(dtype_code, constant_dim(key_dim))
     load_values = tile_loader(dtype_code, constant_dim(value_dim))
+    read_keys = run_reader(dtype_code, constant_dim(key_dim))
+    read_values = run_reader(dtype_code, constant_dim(value_dim))
     score = tile_scorer(constant_dim(key_dim))
     add = tile_adder(constant_dim(value_dim))
 
@@ -140,24 +165,25 @@ def attend_kernel(key_dim: int, value_dim: int, dtype_code: int) -> Any:
     def take_range(
         plan: Any, sizes: Any, head: Any, start: Any, stop: Any, q: Any, peak: Any, norm: Any, sums: Any
     ) -> None:
-        """Attend to the rows [start, stop)."""
+        """Attend to the rows [start, stop), a run of neighbours within one block at a time."""
         key_tile = np.empty((TILE_ROWS, sizes[KEY_DIM]), np.float32)
         value_tile = np.empty((TILE_ROWS, sizes[VALUE_DIM]), np.float32)
         weights = np.empty((q.shape[0], TILE_ROWS), np.float32)
-        for low in range(start, stop, TILE_ROWS):
-            rows = np.arange(low, min(low + TILE_ROWS, stop))
-            score_rows(plan, sizes, head, rows, q, 0, weights, key_tile)
-            soften(weights, rows.shape[0], peak, norm, sums)
-            add_values(plan, sizes, head, rows, weights, sums, value_tile)
+        block_tokens = 1 << sizes[SHIFT]
+        low = start
+        while low < stop:
+            n = min(TILE_ROWS, stop - low, block_tokens - (low & (block_tokens - 1)))
+            key, value = _row_addresses(plan, sizes, head, low)
+            score(read_keys(key, n, sizes[KEY_DIM], key_tile), n, sizes[KEY_DIM], q, 0, weights)
+            soften(weights, n, peak, norm, sums)
+            add(read_values(value, n, sizes[VALUE_DIM], value_tile), n, sizes[VALUE_DIM], weights, sums)
+            low += n
 
     @jit
     def score_candidates(plan: Any, sizes: Any, head: Any, rows: Any, q: Any, scores: Any) -> None:
         tile = np.empty((TILE_ROWS, sizes[KEY_DIM]), np.float32)
-        offset = head * sizes[KEY_HEAD_BYTES]
-        stride = sizes[KEY_ROW_BYTES]
         for low in range(0, rows.shape[0], TILE_ROWS):
-            ahead = rows[low + TILE_ROWS : low + 2 * TILE_ROWS]  # on their way while this tile is worked on
-            fetch_rows(plan[KEY_BLOCKS], sizes[SHIFT], offset, stride, stride, ahead)
+            _fetch_keys(plan, sizes, head, rows[low + TILE_ROWS : low + 2 * TILE_ROWS])
             score_rows(plan, sizes, head, rows[low : low + TILE_ROWS], q, low, scores, tile)
 
     @jit
@@ -176,13 +202,10 @@ def attend_kernel(key_dim: int, value_dim: int, dtype_code: int) -> Any:
         weights = np.empty((q.shape[0], TILE_ROWS), np.float32)
         for i in range(picked.shape[0]):
             chosen[i] = rows[picked[i]]
-        offset = head * sizes[VALUE_HEAD_BYTES]
-        stride = sizes[VALUE_ROW_BYTES]
-        fetch_rows(plan[VALUE_BLOCKS], sizes[SHIFT], offset, stride, stride, chosen[:TILE_ROWS])
+        _fetch_values(plan, sizes, head, chosen[: min(TILE_ROWS, picked.shape[0])])
         for low in range(0, picked.shape[0], TILE_ROWS):
             n = min(TILE_ROWS, picked.shape[0] - low)
-            ahead = chosen[low + TILE_ROWS : min(low + 2 * TILE_ROWS, picked.shape[0])]
-            fetch_rows(plan[VALUE_BLOCKS], sizes[SHIFT], offset, stride, stride, ahead)
+            _fetch_values(plan, sizes, head, chosen[low + TILE_ROWS : min(low + 2 * TILE_ROWS, picked.shape[0])])
             for g in range(q.shape[0]):
                 for i in range(n):
                     weights[g, i] = scores[g, picked[low + i]]

@@ -9,12 +9,13 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import numba
 import numpy as np
 
 from kvstore.index.fast_exp import fast_exp
 from kvstore.index.jit import jit
-from kvstore.index.loads import LOADERS, load_int64, prefetch
-from kvstore.index.rows import ITEM_BYTES
+from kvstore.index.loads import LOADERS, float32_pointer, load_int64, prefetch
+from kvstore.index.rows import FLOAT32
 
 TILE_ROWS = 64
 LINE_BYTES = 64
@@ -55,6 +56,33 @@ def tile_loader(dtype_code: int, const_dim: int) -> Any:
                 line[d] = load(address, d)
 
     return load_tile
+
+
+@functools.cache
+def run_reader(dtype_code: int, const_dim: int) -> Any:
+    """Return the kernel `read(address, n, dim, tile) -> float32 [n, dim]` for n rows that lie one behind the other.
+
+    float32 rows are seen where they are: no copy, and the memory's own prefetcher does its best. Others go to the tile.
+    """
+    if dtype_code == FLOAT32:
+
+        @jit
+        def see_rows(address: Any, n: Any, dim: Any, tile: Any) -> Any:
+            return numba.carray(float32_pointer(address), (n, dim))
+
+        return see_rows
+    load = LOADERS[dtype_code]
+
+    @jit
+    def copy_rows(address: Any, n: Any, dim: Any, tile: Any) -> Any:
+        size = const_dim if const_dim > 0 else dim
+        for i in range(n):
+            line = tile[i]
+            for d in range(size):
+                line[d] = load(address, i * size + d)
+        return tile
+
+    return copy_rows
 
 
 @functools.cache
@@ -155,8 +183,3 @@ def soften(scores: Any, n: Any, peak: Any, norm: Any, sums: Any) -> None:
             line[i] = x
             added += x
         norm[g] += added
-
-
-def item_bytes(dtype_code: int) -> int:
-    """Bytes of one number of a row."""
-    return ITEM_BYTES[dtype_code]
