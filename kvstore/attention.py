@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,9 @@ from kvstore.planner import FLAT, INDEX, Plan
 from kvstore.schema import Schema
 from kvstore.table import Table
 from kvstore.table_index import TableIndex
+
+PARALLEL_WORK = 32_768
+"""Rows times query heads from which a second thread pays for being woken (some 30 microseconds)."""
 
 REDUCE_CODES = {"sum_softmax": 0, "max": 1, "mean": 2}
 
@@ -97,8 +101,11 @@ class Attention:
         out = np.empty((len(plans), s.n_kv_heads, q.shape[2], s.value_dim), np.float32)
         log_norm = np.empty(out.shape[:3], np.float32)
         chosen = np.empty((len(plans), s.n_kv_heads, n_chosen), np.int64)
-        kernel = attend_kernel(s.head_dim, s.value_dim, DTYPE_CODES[s.dtype])
-        run_parallel(
+        work = s.n_q_heads * sum(p.n_attended + p.n_candidates for p in plans)
+        parallel = work >= PARALLEL_WORK
+        kernel = attend_kernel(s.head_dim, s.value_dim, DTYPE_CODES[s.dtype], parallel)
+        call = run_parallel if parallel else _run_here
+        call(
             kernel,
             np.array(lines, np.int64),
             self._sizes,
@@ -131,6 +138,10 @@ class Attention:
             stop=plan.tail_start,
         )
         return found.rows[None]
+
+
+def _run_here(kernel: Any, *arguments: Any) -> None:
+    kernel(*arguments)
 
 
 def _stack(found: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:

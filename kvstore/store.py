@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceABC
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from kvstore.attention import Attended, Attention
@@ -26,7 +26,7 @@ from kvstore.schema import Schema
 from kvstore.sequence import Sequence
 from kvstore.stats import Counters, StoreStats
 from kvstore.topk import Query, TopK, find_top_k
-from kvstore.validate import as_group, check_head, check_k, check_layer, check_query
+from kvstore.validate import as_group, check_head, check_k, check_layer, check_query, query_array
 
 
 class KVStore:
@@ -178,7 +178,7 @@ class KVStore:
             shape = (self.schema.n_kv_heads, 0)
             return TopK(torch.empty(shape, dtype=torch.int64), torch.empty(shape), exact=True)
         query = Query(
-            q=q.detach().float().contiguous().numpy(),
+            q=query_array(q, q.shape),
             k=min(int(k), stop - start),
             start=start,
             stop=stop,
@@ -235,9 +235,9 @@ class KVStore:
         scale = self.schema.scale if scale is None else scale
         return self._attention.run(tables, indexes, plans, self._grouped(q), scale)
 
-    def _grouped(self, q: torch.Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def _grouped(self, q: torch.Tensor) -> npt.NDArray[np.float32]:
         s = self.schema
-        return q.detach().to(torch.float32).reshape(len(q), s.n_kv_heads, s.group, s.head_dim).contiguous().numpy()
+        return query_array(q, (len(q), s.n_kv_heads, s.group, s.head_dim))
 
     def _plan(self, seq: Sequence, layer: int, budget: Budget | str) -> Plan:
         seq._check_usable()

@@ -49,7 +49,7 @@ def check_positions(positions: npt.ArrayLike | torch.Tensor | None, n: int) -> n
 
 
 def check_query(q: torch.Tensor, shape: SequenceABC[int]) -> None:
-    """Raise unless q is a finite floating-point CPU tensor of this shape."""
+    """Raise unless q is a floating-point CPU tensor of this shape; `query_array` looks at its numbers."""
     if not isinstance(q, torch.Tensor) or not q.is_floating_point():
         what = q.dtype if isinstance(q, torch.Tensor) else type(q).__name__
         raise SchemaMismatchError(f"a query must be a floating-point torch.Tensor, not {what}")
@@ -57,8 +57,14 @@ def check_query(q: torch.Tensor, shape: SequenceABC[int]) -> None:
         raise SchemaMismatchError(f"the query has shape {list(q.shape)}, the schema wants {list(shape)}")
     if q.device.type != "cpu":
         raise SchemaMismatchError(f"the query is on {q.device}, the rows are on cpu; use q.cpu()")
-    if not _finite(q):
+
+
+def query_array(q: torch.Tensor, shape: SequenceABC[int]) -> npt.NDArray[np.float32]:
+    """Return a checked query as a contiguous float32 array of this shape; raise `NonFiniteError` for NaN or infinity."""
+    array: npt.NDArray[np.float32] = q.detach().to(torch.float32).contiguous().numpy().reshape(shape)
+    if not math.isfinite(array.sum()) and not np.isfinite(array).all():
         raise NonFiniteError("the query holds NaN or infinity")
+    return array
 
 
 def as_group(schema: Schema, q: torch.Tensor) -> torch.Tensor:
