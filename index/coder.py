@@ -1,0 +1,140 @@
+"""Between keys and codes: training, encoding, decoding and scanning of one layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.errors import SchemaMismatchError
+from kvstore.index.base import FloatArray, IntArray
+from kvstore.index.codebook import Codebook
+from kvstore.index.encode_kernels import encode_heads, encode_rows, train_heads
+from kvstore.index.flat_kernels import scan_width
+from kvstore.index.kmeans import draw_sample, draw_starts
+from kvstore.index.layout import Layout
+from kvstore.index.phases import position_phases, rope_tables
+from kvstore.index.pq_raw_kernels import raw_scan
+from kvstore.index.pq_rope_kernels import rope_scan
+from kvstore.index.rope import RopeSpec
+from kvstore.index.runs import Runs
+from kvstore.index.threads import run_parallel
+
+_PARALLEL_ROWS = 1024
+"""Rows of all heads together from which waking other threads pays."""
+
+
+class Coder:
+    """Arranges, codes and scores keys of one layout, after undoing RoPE if a spec is given; holds no rows.
+
+    Arrays are trusted to be checked: float32, C-order, finite.
+    """
+
+    def __init__(self, layout: Layout, rope: RopeSpec | None) -> None:
+        self._layout = layout
+        self._order = layout.order_array
+        self._tables = rope_tables(rope, layout.head_dim) if rope is not None else None
+        gains = self._tables.gains if self._tables is not None else np.ones(layout.head_dim // 2)
+        self._inverse_gains = (1.0 / gains).astype(np.float32)
+
+    def train(
+        self,
+        keys: FloatArray,
+        positions: IntArray,
+        *,
+        iterations: int,
+        sample_per_centroid: int,
+        seed: int,
+        start: Codebook | None,
+    ) -> FloatArray:
+        """Return centroids float32 [n_kv_heads, m, k, sub_dim] for keys float32 [n_kv_heads, n, head_dim]."""
+        heads, n, _ = keys.shape
+        layout = self._layout
+        sample = draw_sample(n, sample_per_centroid * layout.n_centroids, seed)
+        k = min(layout.n_centroids, n) if start is None else start.centroids.shape[2]
+        if start is None:
+            starts = draw_starts(heads * layout.m, len(sample), k, seed)
+            centroids = np.empty((heads, layout.m, k, layout.sub_dim), np.float32)
+        else:
+            starts, centroids = np.empty((0, k), np.int64), start.centroids.copy()
+        turns = self._turns(positions[sample])
+        run_parallel(
+            train_heads, keys, sample, self._order, turns, self._inverse_gains, starts, start is not None,
+            iterations, centroids,
+        )  # fmt: skip
+        return centroids
+
+    def encode(self, keys: FloatArray, positions: IntArray, codebook: Codebook) -> npt.NDArray[Any]:
+        """Return the words of keys float32 [n_kv_heads, n, head_dim]: [n_kv_heads, n, n_words]."""
+        heads, n, _ = keys.shape
+        layout = self._layout
+        codes = np.empty((heads, n, layout.n_words), layout.word_dtype)
+        shared = (self._order, self._turns(positions), self._inverse_gains)
+        if heads * n >= _PARALLEL_ROWS:
+            run_parallel(
+                encode_heads, keys, *shared, codebook.laid, codebook.offsets, layout.bits, layout.per_word, codes
+            )
+        else:
+            for h in range(heads if n else 0):
+                encode_rows(
+                    keys[h], *shared, codebook.laid[h], codebook.offsets[h], layout.bits, layout.per_word,
+                    0, n, codes[h],
+                )  # fmt: skip
+        return codes
+
+    def decode(self, words: npt.NDArray[Any], positions: IntArray, codebook: Codebook, head: int) -> FloatArray:
+        """Return keys as stored, float32 [n, head_dim], for words [n, n_words] at positions int64 [n]."""
+        layout = self._layout
+        codes = self._unpack(words)
+        parts = [codebook.centroids[head, j][codes[:, j]] for j in range(layout.m)]
+        if self._tables is not None:
+            turns = position_phases(self._tables, positions) * self._tables.gains.astype(np.float32)
+            cosines, sines = turns.reshape(2, len(words), layout.m, -1)
+            halves = [np.split(part, 2, axis=1) for part in parts]
+            parts = [
+                np.concatenate([x * cosines[:, j] - y * sines[:, j], x * sines[:, j] + y * cosines[:, j]], 1)
+                for j, (x, y) in enumerate(halves)
+            ]
+        keys = np.empty((len(words), layout.head_dim), np.float32)
+        keys[:, self._order] = np.concatenate(parts, 1)
+        return keys
+
+    def scan(
+        self, codes: npt.NDArray[Any], runs: Runs, codebook: Codebook, start: int, stop: int, q: FloatArray, out: FloatArray
+    ) -> None:
+        """Write the scores of row offsets [start, stop) to out, float32 [n_kv_heads, >= group, >= stop - start]."""
+        layout = self._layout
+        tables = self._tables
+        if tables is None:
+            kernel = raw_scan(layout.m, layout.bits, layout.per_word)
+            run_parallel(kernel, codes, codebook.laid, self._order, start, stop, q, out)
+        else:
+            width = scan_width(q.shape[1])
+            kernel = rope_scan(layout.sub_dim // 2, layout.m, width, layout.bits, layout.per_word)
+            run_parallel(
+                kernel, codes, codebook.centroids, self._order, runs.offsets, runs.positions,
+                tables.angles, tables.coarse, tables.scan, start, stop, q, out,
+            )  # fmt: skip
+
+    def check_codes(self, words: npt.NDArray[Any], codebook: Codebook) -> None:
+        """Raise `SchemaMismatchError` when a word names a centroid that the codebook does not have."""
+        k, layout = codebook.centroids.shape[2], self._layout
+        full = k == layout.n_centroids and layout.per_word * layout.bits in (8, 16)
+        if not full and words.size:
+            largest = int(self._unpack(words).max())
+            if largest >= k:
+                raise SchemaMismatchError(f"code {largest} is not below the number of centroids, {k}")
+
+    def _turns(self, positions: IntArray) -> FloatArray:
+        if self._tables is None:
+            return np.empty((2, 0, 0), np.float32)
+        return position_phases(self._tables, positions)
+
+    def _unpack(self, words: npt.NDArray[Any]) -> IntArray:
+        """Return the codes of words [..., n_words] as int64 [..., m]."""
+        layout = self._layout
+        places = np.arange(layout.m)
+        shifts = layout.bits * (places % layout.per_word)
+        codes: IntArray = (words[..., places // layout.per_word].astype(np.int64) >> shifts) & (2**layout.bits - 1)
+        return codes

@@ -1,0 +1,230 @@
+"""The product-quantization index."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.errors import ConfigError, IndexNotTrainedError, InvalidQueryError, SchemaMismatchError
+from kvstore.index.base import FloatArray, IntArray
+from kvstore.index.checks import checked_float, checked_positions
+from kvstore.index.codebook import Codebook
+from kvstore.index.coder import Coder
+from kvstore.index.layout import Layout
+from kvstore.index.rope import RopeSpec
+from kvstore.index.rows import RowView
+from kvstore.index.runs import Runs
+from kvstore.index.scanned import ScannedIndex
+from kvstore.index.workspace import Workspace
+
+RAW, ROPE = "raw", "rope"
+
+
+class PQIndex(ScannedIndex):
+    """Codes of a few bits instead of keys: each of m sub-spaces of a key is replaced by its nearest centroid.
+
+    `space="raw"` codes keys as they are stored (PQCache, arXiv 2407.12820, section 3.2). `space="rope"` undoes
+    RoPE first, so that codes do not depend on positions, and turns the query instead: a codebook of rotated keys
+    is one of the positions that it has seen. Sizes default to 1 sub-space of 8 bits for "rope", to 2 of 6 bits
+    for "raw".
+
+    Args:
+        m, bits: sub-spaces, and bits of a code (1 to 8); `m * bits / 8` bytes a key, rounded up to words as
+            `Layout` says (2 x 6 takes 2 bytes, so that it costs one look-up).
+        space: "raw" or "rope"; by default "rope" where a `rope` is given.
+        rope: the model's RoPE, needed for "rope"; for "raw" it says which dimensions are pairs.
+        pairs: whether sub-spaces hold whole RoPE pairs (better, free), or contiguous dimensions as in the paper.
+        iterations: of K-Means, at most. sample_per_centroid: rows looked at, at most, for each centroid.
+        codebook: centroids made elsewhere, shared and not counted in `nbytes`; otherwise call `train`.
+
+    Raises `ConfigError` for settings that do not fit each other, `SchemaMismatchError` for a codebook that does
+    not fit them. The same seed and rows give the same bits with any number of threads.
+    """
+
+    kind: ClassVar[str] = "pq"
+
+    def __init__(
+        self,
+        n_kv_heads: int,
+        head_dim: int,
+        *,
+        m: int | None = None,
+        bits: int | None = None,
+        space: str | None = None,
+        rope: RopeSpec | None = None,
+        pairs: bool = True,
+        first_row: int = 0,
+        iterations: int = 8,
+        sample_per_centroid: int = 256,
+        seed: int = 0,
+        codebook: Codebook | None = None,
+        workspace: Workspace | None = None,
+    ) -> None:
+        super().__init__(n_kv_heads, head_dim, first_row=first_row, workspace=workspace)
+        self.space = space if space is not None else (ROPE if rope is not None else RAW)
+        _check_space(self.space, rope, pairs, iterations, sample_per_centroid)
+        m = m if m is not None else (1 if self.space == ROPE else 2)
+        bits = bits if bits is not None else (8 if self.space == ROPE else 6)
+        self.layout = Layout.of(head_dim, m, bits, pairs, rope)
+        self.iterations, self.sample_per_centroid, self.seed = iterations, sample_per_centroid, seed
+        self._coder = Coder(self.layout, rope if self.space == ROPE else None)
+        self._codebook = codebook.checked(n_kv_heads, self.layout) if codebook is not None else None
+        self._owns_codebook = False
+        self._runs = Runs()
+        self._codes = self._room(0)
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows covered."""
+        return self._runs.n_rows
+
+    @property
+    def trained(self) -> bool:
+        """Whether there is a codebook."""
+        return self._codebook is not None
+
+    @property
+    def codebook(self) -> Codebook:
+        """The codebook; raises `IndexNotTrainedError` when there is none yet."""
+        if self._codebook is None:
+            raise IndexNotTrainedError("the index has no codebook; call train(keys) or pass codebook=")
+        return self._codebook
+
+    @property
+    def code_bytes_per_key(self) -> float:
+        """Bytes of codes that one key of one KV head takes."""
+        return float(self.layout.bytes_per_key)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held: codes, allocated room included, and the codebook if this index trained it."""
+        own = self._codebook.nbytes if self._codebook is not None and self._owns_codebook else 0
+        return int(self._codes.nbytes) + own
+
+    @property
+    def codes(self) -> npt.NDArray[Any]:
+        """Words of the rows covered, uint8 or uint16 [n_kv_heads, n_rows, n_words]; a read-only view."""
+        view = self._codes[:, : self.n_rows]
+        view.flags.writeable = False
+        return view
+
+    @property
+    def positions(self) -> IntArray:
+        """RoPE positions of the rows covered, int64 [n_rows]."""
+        return self._runs.at(np.arange(self.n_rows))
+
+    def train(self, keys: FloatArray, positions: IntArray | None = None, *, warm: bool = False) -> None:
+        """Learn the codebook from keys as stored, float32 [n_kv_heads, n, head_dim]; see `Index.train`.
+
+        With `warm`, K-Means starts from the present codebook. Fewer rows than centroids give fewer centroids.
+        O(iterations * min(n, sample_per_centroid * k) * k * head_dim) a KV head.
+        """
+        keys = checked_float(keys, self.n_kv_heads, self.head_dim, "keys")
+        if keys.shape[1] == 0:
+            raise ValueError("training needs at least one row")
+        positions = checked_positions(positions, keys.shape[1], 0)
+        centroids = self._coder.train(
+            keys,
+            positions,
+            iterations=self.iterations,
+            sample_per_centroid=self.sample_per_centroid,
+            seed=self.seed,
+            start=self.codebook if warm else None,
+        )
+        self._codebook, self._owns_codebook = Codebook.of(centroids), True
+        self._runs, self._codes = Runs(), self._room(0)
+
+    def add(self, keys: FloatArray, positions: IntArray | None = None) -> None:
+        """Code the keys with their nearest centroids and append them as rows; see `Index.add`.
+
+        O(n * k * head_dim) a KV head. Raises `IndexNotTrainedError` without a codebook.
+        """
+        codebook = self.codebook
+        keys = checked_float(keys, self.n_kv_heads, self.head_dim, "keys")
+        positions = checked_positions(positions, keys.shape[1], self.stop_row)
+        self.add_codes(self._coder.encode(keys, positions, codebook), positions)
+
+    def add_codes(self, codes: npt.NDArray[Any], positions: IntArray | None = None) -> None:
+        """Append rows whose words are known, [n_kv_heads, n, n_words]: another index's `codes`, or those of a file.
+
+        They must come from the same codebook. Raises `SchemaMismatchError` for another shape or dtype, or for a
+        code without a centroid.
+        """
+        n_words, dtype = self.layout.n_words, np.dtype(self.layout.word_dtype)
+        if codes.ndim != 3 or codes.shape[::2] != (self.n_kv_heads, n_words) or codes.dtype != dtype:
+            raise SchemaMismatchError(
+                f"codes must be {dtype} [{self.n_kv_heads}, n, {n_words}], not {codes.dtype} {list(codes.shape)}"
+            )
+        self._coder.check_codes(codes, self.codebook)
+        start, n = self.n_rows, codes.shape[1]
+        positions = checked_positions(positions, n, self.stop_row)
+        if start + n > self._codes.shape[1]:
+            grown = self._room(max(start + n, 2 * self._codes.shape[1]))
+            grown[:, :start] = self._codes[:, :start]
+            self._codes = grown
+        self._codes[:, start : start + n] = codes
+        self._runs.append(positions)
+
+    def truncate(self, stop_row: int) -> None:
+        """Forget the rows from `stop_row` on; the codebook stays."""
+        if not self.first_row <= stop_row <= self.stop_row:
+            raise InvalidQueryError(
+                f"cannot truncate to row {stop_row}: covered are [{self.first_row}, {self.stop_row})"
+            )
+        self._runs.truncate(stop_row - self.first_row)
+
+    def clone(self) -> PQIndex:
+        """Return an independent index with the same rows; the codebook is shared, codes are copied. O(n)."""
+        twin = object.__new__(PQIndex)
+        twin.__dict__.update(self.__dict__)
+        twin._runs = self._runs.clone()
+        twin._codes = np.ascontiguousarray(self._codes[:, : self.n_rows])
+        if twin._codes is self._codes:
+            twin._codes = self._codes.copy()
+        return twin
+
+    def decode(self, head: int, rows: IntArray) -> FloatArray:
+        """Return the keys that the codes of row ids stand for, as stored: float32 [n, head_dim]."""
+        offsets = np.asarray(rows, np.int64) - self.first_row
+        if not 0 <= head < self.n_kv_heads or (len(offsets) and not 0 <= offsets.min() <= offsets.max() < self.n_rows):
+            raise InvalidQueryError(
+                f"head must be below {self.n_kv_heads}, rows in [{self.first_row}, {self.stop_row})"
+            )
+        return self._coder.decode(self._codes[head, offsets], self._runs.at(offsets), self.codebook, head)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what `explain` prints of this index."""
+        settings = {"m": self.layout.m, "bits": self.layout.bits, "space": self.space}
+        return {**super().describe(), **settings, "pairs": self.layout.paired, "trained": self.trained}
+
+    def _scan(self, q: FloatArray, view: RowView | None, start: int, stop: int, out: FloatArray) -> None:
+        first = self.first_row
+        self._coder.scan(self._codes, self._runs, self.codebook, start - first, stop - first, q, out)
+
+    def _room(self, n_rows: int) -> npt.NDArray[Any]:
+        return np.empty((self.n_kv_heads, n_rows, self.layout.n_words), self.layout.word_dtype)
+
+    def _check(self) -> None:
+        assert self._codes.shape[1] >= self.n_rows
+        assert self.trained or self.n_rows == 0
+        offsets = self._runs.offsets
+        assert (np.diff(offsets) > 0).all()
+        assert (self.n_rows == 0) == (len(offsets) == 0)
+        assert len(offsets) == 0 or (offsets[0] == 0 and offsets[-1] < self.n_rows)
+        if self.trained:
+            self._codebook_fits()
+
+    def _codebook_fits(self) -> None:
+        self.codebook.checked(self.n_kv_heads, self.layout)
+        self._coder.check_codes(self.codes, self.codebook)
+
+
+def _check_space(space: str, rope: RopeSpec | None, pairs: bool, iterations: int, sample: int) -> None:
+    if space not in (RAW, ROPE):
+        raise ConfigError(f"space must be 'raw' or 'rope', not {space!r}")
+    if space == ROPE and (rope is None or not pairs):
+        raise ConfigError("space='rope' needs rope=RopeSpec(...) and pairs=True; or use space='raw'")
+    if iterations < 1 or sample < 1:
+        raise ConfigError(f"iterations and sample_per_centroid must be at least 1, not {iterations}, {sample}")
