@@ -40,9 +40,12 @@ class Schema:
     fingerprint: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("n_layers", "n_q_heads", "n_kv_heads", "head_dim", "block_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("n_layers", "n_q_heads", "n_kv_heads", "head_dim", "value_dim", "block_tokens"):
+            size, least = getattr(self, name), 0 if name == "value_dim" else 1
+            if not isinstance(size, int) or isinstance(size, bool) or size < least:
+                raise ConfigError(f"{name} must be at least {least} and an integer, not {size!r}")
+        if not 0 <= self.scale < float("inf"):
+            raise ConfigError(f"scale must be positive and finite, or 0 for head_dim ** -0.5, not {self.scale}")
         if self.block_tokens & (self.block_tokens - 1):
             raise ConfigError(f"block_tokens must be a power of two, not {self.block_tokens}")
         if self.n_q_heads % self.n_kv_heads:

@@ -165,7 +165,8 @@ class Sequence:
         q [n_q_heads, head_dim] -> [n_q_heads, value_dim] in q's dtype. `budget` overrides the sequence's, `scale` the
         schema's. Query heads h * group .. (h + 1) * group - 1 belong to KV head h.
         """
-        return self._store.attend(layer, [self], q[None], budget=budget, scale=scale)[0]
+        batch = q[None] if isinstance(q, torch.Tensor) else q
+        return self._store.attend(layer, [self], batch, budget=budget, scale=scale)[0]
 
     def topk(self, layer: int, head: int, q: torch.Tensor, k: int, **options: Any) -> TopK:
         """Like `KVStore.topk`, for this sequence."""
@@ -218,6 +219,8 @@ class Sequence:
     def reindex(self, layer: int | None = None) -> None:
         """Train and encode again over all rows between sinks and window, for one layer or all."""
         self._check_usable()
+        if self.step_open:
+            raise StepError("a step is open; commit it or abort it before reindex()")
         if layer is not None:
             check_layer(self._schema, layer)
         for i in range(self._schema.n_layers) if layer is None else (layer,):
@@ -251,9 +254,9 @@ class Sequence:
         return f"layer {layer} came where layer {self._next_layer} was due; layers append in order, once a step"
 
     def _check_usable(self) -> None:
+        self._store._check_open()
         if self._dropped:
             raise SequenceNotFoundError(f"sequence {self.name!r} has been dropped; create it again")
-        self._store._check_open()
 
     def _check(self) -> None:
         """Assert the invariants: equal lengths, positions for every row, and indexes that stay inside their bounds."""

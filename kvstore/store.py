@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceABC
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,7 @@ from kvstore.schema import Schema
 from kvstore.sequence import Sequence
 from kvstore.stats import Counters, StoreStats
 from kvstore.topk import Query, TopK, find_top_k
-from kvstore.validate import as_group, check_head, check_k, check_layer, check_query, query_array
+from kvstore.validate import as_group, check_head, check_k, check_layer, check_query, check_scale, query_array
 
 
 class KVStore:
@@ -113,7 +114,10 @@ class KVStore:
 
         What a sequence gets does not depend on the others. `budget` overrides the sequences' own.
         """
+        self._check_open()
         check_layer(self.schema, layer)
+        if scale is not None:
+            check_scale(scale)
         check_query(q, (len(sequences), self.schema.n_q_heads, self.schema.head_dim))
         plans = [self._plan(seq, layer, budget) for seq in sequences]
         if not plans:
@@ -173,12 +177,13 @@ class KVStore:
             raise InvalidQueryError(f"reduce must be one of {', '.join(REDUCTIONS)}, not {reduce!r}")
         seq = self._find(sequence)
         start, stop = self._row_range(seq, rows)
+        queries = query_array(q, q.shape)
         self.counters.topks += 1
         if start >= stop:
             shape = (self.schema.n_kv_heads, 0)
             return TopK(torch.empty(shape, dtype=torch.int64), torch.empty(shape), exact=True)
         query = Query(
-            q=query_array(q, q.shape),
+            q=queries,
             k=min(int(k), stop - start),
             start=start,
             stop=stop,
@@ -202,10 +207,11 @@ class KVStore:
         check_layer(self.schema, layer)
         check_query(q, (self.schema.n_q_heads, self.schema.head_dim))
         plan = self._plan(seq, layer, budget)
+        grouped = self._grouped(q[None])[0]
         measured = None
         if analyze and plan.n_rows > plan.first:
             attended = self._run(layer, [seq], [plan], q[None], None)
-            measured = measure(seq._tables[layer], plan, attended, self._grouped(q[None])[0], self.schema.scale)
+            measured = measure(seq._tables[layer], plan, attended, grouped, self.schema.scale)
         index = describe_index(seq._indexes[layer].index)
         return Explanation(seq.name, layer, self.schema, plan, index, measured)
 
@@ -224,7 +230,7 @@ class KVStore:
             index_bytes_per_key=float(np.mean([i.code_bytes_per_key for i in indexes])) if indexes else 0.0,
             indexed_rows=sum(index.n_rows for index in indexes),
             index_builds=sum(keeper.n_builds for keeper in keepers),
-            counters=self.counters,
+            counters=replace(self.counters, attends=dict(self.counters.attends)),
         )
 
     def _run(
@@ -240,7 +246,7 @@ class KVStore:
         return query_array(q, (len(q), s.n_kv_heads, s.group, s.head_dim))
 
     def _plan(self, seq: Sequence, layer: int, budget: Budget | str) -> Plan:
-        seq._check_usable()
+        self._check_own(seq)
         if budget == "sequence":
             budget = seq.budget
         else:
@@ -260,13 +266,20 @@ class KVStore:
     def _find(self, sequence: Sequence | str | None) -> Sequence:
         self._check_open()
         if isinstance(sequence, Sequence):
-            sequence._check_usable()
+            self._check_own(sequence)
             return sequence
         if isinstance(sequence, str):
             return self[sequence]
+        if sequence is not None:
+            raise InvalidQueryError(f"a sequence is given by its name or its handle, not by {sequence!r}")
         if len(self._sequences) != 1:
             raise InvalidQueryError(f"say which sequence: the store holds {len(self)} ({self._names()})")
         return next(iter(self._sequences.values()))
+
+    def _check_own(self, seq: Sequence) -> None:
+        if not isinstance(seq, Sequence) or seq._store is not self:
+            raise InvalidQueryError(f"{seq!r} is not a sequence of this store; its rows lie elsewhere")
+        seq._check_usable()
 
     def _names(self) -> str:
         names = [repr(name) for name in self._sequences]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvstore.config import StoreConfig
 from kvstore.index.base import Index
+from kvstore.index.registry import make_index
 from kvstore.positions import Positions
 from kvstore.schema import Schema
 from kvstore.table import Table
@@ -49,10 +50,8 @@ class TableIndex:
     def build(self, table: Table, positions: Positions, first_row: int) -> None:
         """Train on all rows between sinks and window and encode them; an index that was there is replaced."""
         start, stop = first_row + self._config.sinks, table.n_rows - self._config.window
-        if stop <= start:
+        if stop <= start or self._config.index.kind == "flat":
             return
-        from kvstore.index.registry import make_index
-
         index = make_index(
             self._config.index.kind,
             self._schema.n_kv_heads,

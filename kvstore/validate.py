@@ -15,14 +15,14 @@ from kvstore.schema import Schema
 
 def check_layer(schema: Schema, layer: int) -> None:
     """Raise `LayerNotFoundError` unless the layer exists."""
-    if not 0 <= layer < schema.n_layers:
-        raise LayerNotFoundError(f"layer {layer} does not exist: the schema has layers 0 to {schema.n_layers - 1}")
+    if not _is_integer(layer) or not 0 <= layer < schema.n_layers:
+        raise LayerNotFoundError(f"layer {layer!r} does not exist: the schema has layers 0 to {schema.n_layers - 1}")
 
 
 def check_head(schema: Schema, head: int) -> None:
     """Raise `LayerNotFoundError` unless the KV head exists."""
-    if not 0 <= head < schema.n_kv_heads:
-        raise LayerNotFoundError(f"KV head {head} does not exist: the schema has heads 0 to {schema.n_kv_heads - 1}")
+    if not _is_integer(head) or not 0 <= head < schema.n_kv_heads:
+        raise LayerNotFoundError(f"KV head {head!r} does not exist: the schema has heads 0 to {schema.n_kv_heads - 1}")
 
 
 def check_rows(schema: Schema, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -76,13 +76,21 @@ def as_group(schema: Schema, q: torch.Tensor) -> torch.Tensor:
 
 def check_k(k: int) -> None:
     """Raise `InvalidQueryError` unless k is a positive integer."""
-    if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
+    if not _is_integer(k) or k < 1:
         raise InvalidQueryError(f"k must be an integer of at least 1, not {k!r}")
+
+
+def check_scale(scale: float) -> None:
+    """Raise `InvalidQueryError` unless the softmax scale is a positive, finite number."""
+    if not isinstance(scale, (int, float, np.number)) or isinstance(scale, bool) or not 0.0 < scale < math.inf:
+        raise InvalidQueryError(f"scale must be positive and finite, not {scale!r}; usual is head_dim ** -0.5")
 
 
 def check_row_ids(positions: npt.ArrayLike | torch.Tensor, n_rows: int) -> torch.Tensor:
     """Return row ids as int64 [n]; raise `InvalidQueryError` unless each is in [0, n_rows)."""
     rows = torch.as_tensor(positions)
+    if rows.shape == (0,):
+        return torch.empty(0, dtype=torch.int64)  # an empty list has no dtype to speak of
     if rows.ndim != 1 or rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool:
         raise InvalidQueryError(f"positions must be integers [n], not {rows.dtype} {list(rows.shape)}")
     rows = rows.to("cpu", torch.int64)
@@ -91,6 +99,10 @@ def check_row_ids(positions: npt.ArrayLike | torch.Tensor, n_rows: int) -> torch
             f"positions run from {int(rows.min())} to {int(rows.max())}, the sequence has the rows 0 to {n_rows - 1}"
         )
     return rows
+
+
+def _is_integer(x: object) -> bool:
+    return isinstance(x, (int, np.integer)) and not isinstance(x, bool)
 
 
 def _check_tensor(schema: Schema, name: str, x: torch.Tensor, dim: int) -> None:

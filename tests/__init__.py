@@ -1,0 +1,1 @@
+"""Tests; oracles and builders that several of them share are importable from here."""
