@@ -15,6 +15,7 @@ from kvstore.index.base import Index
 from kvstore.index.flat import FlatIndex
 from kvstore.index.rows import DTYPE_CODES
 from kvstore.index.threads import run_parallel
+from kvstore.index.workspace import Workspace
 from kvstore.kernels.attend import attend_kernel
 from kvstore.planner import FLAT, INDEX, Plan
 from kvstore.schema import Schema
@@ -48,9 +49,10 @@ class Attended:
 class Attention:
     """The attention of a schema: compiled kernels and the sizes they need; holds no rows."""
 
-    def __init__(self, schema: Schema, config: StoreConfig) -> None:
+    def __init__(self, schema: Schema, config: StoreConfig, workspace: Workspace) -> None:
         self._schema = schema
         self._config = config
+        self._workspace = workspace
         self._reduce_code = REDUCE_CODES[config.reduce]
         item = schema.torch_dtype.itemsize
         value_bytes = schema.value_dim * item
@@ -125,7 +127,7 @@ class Attention:
         if plan.method == INDEX and keeper.index is not None:
             index: Index = keeper.index
         elif plan.method == FLAT:
-            index = FlatIndex.over(table.key_view(), plan.sinks_stop, plan.tail_start)
+            index = FlatIndex.over(table.key_view(), plan.sinks_stop, plan.tail_start, workspace=self._workspace)
         else:
             return np.empty((1, self._schema.n_kv_heads, 0), np.int64)
         found = index.search(

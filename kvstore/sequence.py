@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 
 from kvstore.config import Budget, check_budget
 from kvstore.errors import ConfigError, InvalidQueryError, SequenceNotFoundError, StepError
-from kvstore.positions import Positions
+from kvstore.index.runs import Runs
 from kvstore.table import Table
 from kvstore.table_index import TableIndex
 from kvstore.topk import TopK
@@ -35,12 +36,14 @@ class Sequence:
         self._store = store
         self._schema = store.schema
         self._tables = [Table(store.schema, store.heap) for _ in range(store.schema.n_layers)]
-        self._indexes = [TableIndex(store.schema, store.config, layer) for layer in range(store.schema.n_layers)]
-        self._positions = Positions()
+        self._indexes = [
+            TableIndex(store.schema, store.config, layer, store.workspace) for layer in range(store.schema.n_layers)
+        ]
+        self._positions = Runs()
         self._n_rows = 0
         self._next_layer: int | None = None  # what the open step expects; None when no step is open
         self._step_rows = 0
-        self._step_positions: npt.NDArray[Any] | None = None
+        self._step_positions: npt.NDArray[np.int64] | None = None
         self._budget: Budget = store.config.budget
         self._first_row = 0
         self._dropped = False
@@ -72,7 +75,6 @@ class Sequence:
             raise ConfigError(f"first_row is set once, before the first step commits, to 0 or more, not to {row}")
         if row != self._first_row:
             self._first_row = row
-            self._positions = Positions(-row)
 
     @property
     def step_open(self) -> bool:
@@ -136,7 +138,7 @@ class Sequence:
             self.abort_step()
             raise StepError(f"the step ended before layer {at}: {missing} layers brought no rows; it was rolled back")
         if missing == 0:
-            self._positions.append(self._step_rows, self._step_positions)
+            self._positions.append(self._new_positions())
             self._n_rows += self._step_rows
             self._store.counters.steps += 1
         self._close_step()
@@ -212,7 +214,7 @@ class Sequence:
         twin = self._store.create(name)
         twin._tables = [table.fork() for table in self._tables]
         twin._indexes = [index.fork() for index in self._indexes]
-        twin._positions = self._positions.copy()
+        twin._positions = self._positions.clone()
         twin._n_rows, twin._first_row, twin._budget = self._n_rows, self._first_row, self._budget
         return twin
 
@@ -235,6 +237,15 @@ class Sequence:
     def _advance_indexes(self) -> None:
         for table, index in zip(self._tables, self._indexes, strict=True):
             index.advance(table, self._positions, self._first_row)
+
+    def _new_positions(self) -> npt.NDArray[np.int64]:
+        """RoPE positions of the open step's rows; by default they go on from the last row, the first token being 0."""
+        if self._step_positions is not None:
+            return self._step_positions
+        start = -self._first_row
+        if self._n_rows:
+            start = int(self._positions.at(np.array([self._n_rows - 1]))[0]) + 1
+        return np.arange(start, start + self._step_rows)
 
     def _close_step(self) -> None:
         self._next_layer, self._step_rows, self._step_positions = None, 0, None

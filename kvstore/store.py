@@ -21,6 +21,7 @@ from kvstore.errors import (
 )
 from kvstore.explain import Explanation, describe_index
 from kvstore.heap import Heap
+from kvstore.index.workspace import Workspace
 from kvstore.mass import measure
 from kvstore.planner import Plan, plan_attention
 from kvstore.schema import Schema
@@ -46,7 +47,8 @@ class KVStore:
         self.config = config or StoreConfig()
         self.heap = Heap(schema, self.config.arena_bytes, self.config.heap_bytes)
         self.counters = Counters()
-        self._attention = Attention(schema, self.config)
+        self.workspace = Workspace()
+        self._attention = Attention(schema, self.config, self.workspace)
         self._sequences: dict[str, Sequence] = {}
         self._generation = 0
         self._closed = False

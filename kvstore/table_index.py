@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from kvstore.config import StoreConfig
 from kvstore.index.base import Index
 from kvstore.index.registry import make_index
-from kvstore.positions import Positions
+from kvstore.index.runs import Runs
+from kvstore.index.workspace import Workspace
 from kvstore.schema import Schema
 from kvstore.table import Table
 
@@ -17,10 +20,11 @@ class TableIndex:
     query scans exactly. Only committed rows are ever covered.
     """
 
-    __slots__ = ("_config", "_layer", "_schema", "index", "n_builds")
+    __slots__ = ("_config", "_layer", "_schema", "_workspace", "index", "n_builds")
 
-    def __init__(self, schema: Schema, config: StoreConfig, layer: int) -> None:
+    def __init__(self, schema: Schema, config: StoreConfig, layer: int, workspace: Workspace) -> None:
         self._schema = schema
+        self._workspace = workspace  # the store's: one set of scratch buffers serves every index
         self._config = config
         self._layer = layer
         self.index: Index | None = None
@@ -37,7 +41,7 @@ class TableIndex:
             return 0, 0
         return max(start, self.index.first_row), min(stop, self.index.stop_row)
 
-    def advance(self, table: Table, positions: Positions, first_row: int) -> None:
+    def advance(self, table: Table, positions: Runs, first_row: int) -> None:
         """Cover the rows that have left the window, once there are enough of them to be worth a call."""
         settings = self._config.index
         start, stop = first_row + self._config.sinks, table.n_rows - self._config.window
@@ -47,7 +51,7 @@ class TableIndex:
         elif stop - self.index.stop_row >= settings.append_rows:
             self._add(self.index, table, positions, stop)
 
-    def build(self, table: Table, positions: Positions, first_row: int) -> None:
+    def build(self, table: Table, positions: Runs, first_row: int) -> None:
         """Train on all rows between sinks and window and encode them; an index that was there is replaced."""
         start, stop = first_row + self._config.sinks, table.n_rows - self._config.window
         if stop <= start or self._config.index.kind == "flat":
@@ -59,9 +63,10 @@ class TableIndex:
             first_row=start,
             rope=self._schema.rope[self._layer] if self._schema.rope else None,
             seed=self._config.index.seed,
+            workspace=self._workspace,
             **self._config.index.options,
         )
-        keys, where = table.read_keys(start, stop), positions.read(start, stop)
+        keys, where = table.read_keys(start, stop), positions.at(np.arange(start, stop))
         index.train(keys, where)
         index.add(keys, where)
         self.index = index  # only now: a build that fails leaves what was there
@@ -76,10 +81,10 @@ class TableIndex:
 
     def fork(self) -> TableIndex:
         """Return an independent copy; codebooks are shared."""
-        twin = TableIndex(self._schema, self._config, self._layer)
+        twin = TableIndex(self._schema, self._config, self._layer, self._workspace)
         twin.index = self.index.clone() if self.index is not None else None
         return twin
 
-    def _add(self, index: Index, table: Table, positions: Positions, stop: int) -> None:
+    def _add(self, index: Index, table: Table, positions: Runs, stop: int) -> None:
         start = index.stop_row
-        index.add(table.read_keys(start, stop), positions.read(start, stop))
+        index.add(table.read_keys(start, stop), positions.at(np.arange(start, stop)))
