@@ -193,6 +193,10 @@ class Sequence:
             raise InvalidQueryError(f"rows [{start}, {stop}) are not within the {n} rows of layer {layer}")
         return self._tables[layer].read(start, stop)
 
+    def positions(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.int64]:
+        """Return the RoPE positions of the committed rows [start, stop), int64 [stop - start]."""
+        return self._positions.at(np.arange(start, self._n_rows if stop is None else stop))
+
     def truncate(self, n_rows: int) -> None:
         """Forget the rows from n_rows on, in all layers; raises `InvalidQueryError` if there are fewer."""
         self._check_usable()

@@ -100,7 +100,7 @@ def _sequence_contents(seq: Sequence) -> dict[str, Any]:
         "rows": len(seq),
         "of layers": [seq.n_rows(layer) for layer in layers],
         "bits": [[bits(x) for x in seq.read(layer)] for layer in layers],
-        "positions": seq._positions.read(0, len(seq)).tolist(),
+        "positions": seq.positions(0, len(seq)).tolist(),
         "step open": seq.step_open,
         "due": seq._next_layer,
         "budget": seq.budget,

@@ -60,7 +60,7 @@ def test_the_step_after_a_failed_one_works_and_leaves_no_trace_of_it(layer):
         keys, values = seq.read(i)
         assert same_bits(keys, torch.cat([old[i][0], good[i][0]], 1))
         assert same_bits(values, torch.cat([old[i][1], good[i][1]], 1))
-    assert seq._positions.read(0, 27).tolist() == list(range(27))
+    assert seq.positions(0, 27).tolist() == list(range(27))
 
 
 def test_a_failed_first_step_leaves_an_empty_sequence():
@@ -257,7 +257,7 @@ def test_positions_of_a_step_are_those_given_with_layer_0():
     append(seq, make_rows(SCHEMA, 3, seed=1), positions=torch.tensor([5, 6, 9]))
     fill(seq, 2, seed=2)
     append(seq, make_rows(SCHEMA, 1, seed=3), positions=[0])
-    assert seq._positions.read(0, 6).tolist() == [5, 6, 9, 10, 11, 0]
+    assert seq.positions(0, 6).tolist() == [5, 6, 9, 10, 11, 0]
 
 
 def test_rows_with_a_gradient_are_stored_without_it():
