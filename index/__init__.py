@@ -1,1 +1,48 @@
-"""Secondary indexes over the keys of a table."""
+"""Secondary indexes over the keys of a table.
+
+Names are imported on first use, so that importing the package compiles and starts nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvstore.index.base import Candidates as Candidates
+    from kvstore.index.base import Index as Index
+    from kvstore.index.clustering import kmeans as kmeans
+    from kvstore.index.codebook import Codebook as Codebook
+    from kvstore.index.flat import FlatIndex as FlatIndex
+    from kvstore.index.pq import PQIndex as PQIndex
+    from kvstore.index.registry import index_kinds as index_kinds
+    from kvstore.index.registry import make_index as make_index
+    from kvstore.index.registry import register_index as register_index
+    from kvstore.index.rope import RopeSpec as RopeSpec
+    from kvstore.index.rows import RowView as RowView
+    from kvstore.index.warming import warmup as warmup
+    from kvstore.index.workspace import Workspace as Workspace
+
+_HOMES = {
+    "Candidates": "base",
+    "Codebook": "codebook",
+    "FlatIndex": "flat",
+    "Index": "base",
+    "PQIndex": "pq",
+    "RopeSpec": "rope",
+    "RowView": "rows",
+    "Workspace": "workspace",
+    "index_kinds": "registry",
+    "kmeans": "clustering",
+    "make_index": "registry",
+    "register_index": "registry",
+    "warmup": "warming",
+}
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{home}"), name)

@@ -9,20 +9,23 @@ import numpy.typing as npt
 
 from kvstore.errors import SchemaMismatchError
 from kvstore.index.base import FloatArray, IntArray
+from kvstore.index.clustering import draw_sample, draw_starts
 from kvstore.index.codebook import Codebook
 from kvstore.index.encode_kernels import encode_heads, encode_rows, train_heads
 from kvstore.index.flat_kernels import scan_width
-from kvstore.index.kmeans import draw_sample, draw_starts
 from kvstore.index.layout import Layout
 from kvstore.index.phases import position_phases, rope_tables
 from kvstore.index.pq_raw_kernels import raw_scan
 from kvstore.index.pq_rope_kernels import rope_scan
 from kvstore.index.rope import RopeSpec
 from kvstore.index.runs import Runs
-from kvstore.index.threads import run_parallel
+from kvstore.index.threads import run_parallel, run_sized
 
 _PARALLEL_ROWS = 1024
 """Rows of all heads together from which waking other threads pays."""
+
+_LOOKUP_NS, _TURN_NS = 0.4, 0.05
+"""Rough nanoseconds of a table look-up, and of a number of a query and row; for `run_sized`."""
 
 
 class Coder:
@@ -101,19 +104,28 @@ class Coder:
         return keys
 
     def scan(
-        self, codes: npt.NDArray[Any], runs: Runs, codebook: Codebook, start: int, stop: int, q: FloatArray, out: FloatArray
+        self,
+        codes: npt.NDArray[Any],
+        runs: Runs,
+        codebook: Codebook,
+        start: int,
+        stop: int,
+        q: FloatArray,
+        out: FloatArray,
     ) -> None:
         """Write the scores of row offsets [start, stop) to out, float32 [n_kv_heads, >= group, >= stop - start]."""
         layout = self._layout
         tables = self._tables
         if tables is None:
             kernel = raw_scan(layout.m, layout.bits, layout.per_word)
-            run_parallel(kernel, codes, codebook.laid, self._order, start, stop, q, out)
+            work_ns = _LOOKUP_NS * q.shape[0] * q.shape[1] * layout.n_words * (stop - start)
+            run_sized(work_ns, kernel, codes, codebook.laid, self._order, start, stop, q, out)
         else:
             width = scan_width(q.shape[1])
             kernel = rope_scan(layout.sub_dim // 2, layout.m, width, layout.bits, layout.per_word)
-            run_parallel(
-                kernel, codes, codebook.centroids, self._order, runs.offsets, runs.positions,
+            work_ns = _TURN_NS * q.size * (stop - start)
+            run_sized(
+                work_ns, kernel, codes, codebook.centroids, self._order, runs.offsets, runs.positions,
                 tables.angles, tables.coarse, tables.scan, start, stop, q, out,
             )  # fmt: skip
 

@@ -73,9 +73,7 @@ def encode_heads(
     for task in prange(keys.shape[0] * n_chunks):
         h, chunk = divmod(np.int64(task), n_chunks)  # prange counts in uint64
         low, high = chunk_bounds(n, n_chunks, chunk)
-        encode_rows(
-            keys[h], order, turns, inverse_gains, laid[h], offsets[h], bits, per_word, low, high, codes[h]
-        )
+        encode_rows(keys[h], order, turns, inverse_gains, laid[h], offsets[h], bits, per_word, low, high, codes[h])
 
 
 @jit(parallel=True)

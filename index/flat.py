@@ -10,8 +10,11 @@ from kvstore.index.checks import checked_float, checked_positions, checked_view
 from kvstore.index.flat_kernels import flat_scan, scan_width
 from kvstore.index.rows import RowView
 from kvstore.index.scanned import ScannedIndex
-from kvstore.index.threads import run_parallel
+from kvstore.index.threads import run_sized
 from kvstore.index.workspace import Workspace
+
+_PRODUCT_NS = 0.15
+"""Rough nanoseconds a number of a key and query head; only whether to wake threads depends on it."""
 
 
 class FlatIndex(ScannedIndex):
@@ -93,9 +96,7 @@ class FlatIndex(ScannedIndex):
 
     def clone(self) -> FlatIndex:
         """Return an independent index over the same rows."""
-        twin = FlatIndex(
-            self.n_kv_heads, self.head_dim, first_row=self.first_row, workspace=self._workspace
-        )
+        twin = FlatIndex(self.n_kv_heads, self.head_dim, first_row=self.first_row, workspace=self._workspace)
         twin._n_rows = self._n_rows
         return twin
 
@@ -103,8 +104,7 @@ class FlatIndex(ScannedIndex):
         view = checked_view(view, self.n_kv_heads, self.head_dim, stop)
         kernel = flat_scan(self.head_dim, scan_width(q.shape[1]), view.dtype_code)
         strides = (view.block_tokens, view.head_stride_bytes, view.row_stride_bytes)
-        run_parallel(kernel, view.block_addresses, *strides, start, stop, q, out)
+        run_sized(_PRODUCT_NS * q.size * (stop - start), kernel, view.block_addresses, *strides, start, stop, q, out)
 
     def _check(self) -> None:
         assert self._n_rows >= 0
-

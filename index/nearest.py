@@ -146,9 +146,7 @@ def _across_lanes(builder: Any, best: Any, winner: Any) -> Any:
         turn = ir.Constant(ir.VectorType(_I32, LANES), [(i + width) % LANES for i in range(LANES)])
         value = builder.shuffle_vector(best, best, turn)
         index = builder.shuffle_vector(winner, winner, turn)
-        lower = builder.and_(
-            builder.fcmp_ordered("==", value, best), builder.icmp_signed("<", index, winner)
-        )
+        lower = builder.and_(builder.fcmp_ordered("==", value, best), builder.icmp_signed("<", index, winner))
         wins = builder.or_(builder.fcmp_ordered(">", value, best), lower)
         best, winner = builder.select(wins, value, best), builder.select(wins, index, winner)
     first = ir.Constant(_I32, 0)

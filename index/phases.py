@@ -30,7 +30,8 @@ class RopeTables:
         gains: float64 [n_pairs], the attention factor, 1 for pairs behind the rotary dimensions.
         coarse: float64 [2, 64, n_pairs], cos and sin of 64 u angles.
         fine: float64 [2, 64, n_pairs], cos and sin of v angles.
-        scan: float32 [2, 64, n_pairs], `gains * fine`, for the inner loop of a scan.
+        scan: float32 [2, 67, n_pairs], `gains * fine` for the inner loop of a scan, which reads 4 rows at a time
+            from any row on.
     """
 
     angles: npt.NDArray[np.float64]
@@ -49,7 +50,8 @@ def rope_tables(rope: RopeSpec, head_dim: int) -> RopeTables:
     steps = np.arange(BLOCK)[:, None] * angles
     fine = np.stack([np.cos(steps), np.sin(steps)])
     coarse = np.stack([np.cos(BLOCK * steps), np.sin(BLOCK * steps)])
-    return RopeTables(angles, gains, coarse, fine, (gains * fine).astype(np.float32))
+    scan = np.concatenate([gains * fine, np.zeros((2, 3, len(angles)))], 1).astype(np.float32)
+    return RopeTables(angles, gains, coarse, fine, scan)
 
 
 @jit(fastmath=STRICT)

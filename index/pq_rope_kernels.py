@@ -17,6 +17,9 @@ from numba import prange
 from kvstore.index.chunks import chunk_bounds, count_chunks
 from kvstore.index.jit import jit
 from kvstore.index.phases import BLOCK, block_phase, super_phase
+from kvstore.index.turned_dot import ROWS, turned_dot
+
+ITEM = 4  # bytes of a float32
 
 
 @functools.cache
@@ -30,27 +33,25 @@ def rope_scan(n_pairs: int, m: int, width: int, bits: int, per_word: int) -> Any
     start, stop: offsets into codes; q float32 [n_kv_heads, group >= width, head_dim];
     out float32 [n_kv_heads, >= group, >= stop - start].
     """
-    score_block = _block_scorer(n_pairs, m, width, bits, per_word)
     pairs = m * n_pairs
+    score_block = _block_scorer(n_pairs, m, width, bits, per_word)
 
     @jit
-    def fold(q, order, phase, real, imaginary):  # type: ignore[no-untyped-def]
-        """Turn the queries back by the block's phase: real, imaginary float32 [group, pairs]."""
+    def arrange_query(q, order, real, imaginary):  # type: ignore[no-untyped-def]
         for g in range(q.shape[0]):
             for j in range(m):
                 for i in range(n_pairs):
                     p, place = j * n_pairs + i, 2 * j * n_pairs + i
-                    x, y = q[g, order[place]], q[g, order[place + n_pairs]]
-                    c, s = np.float32(phase[0, p]), np.float32(phase[1, p])
-                    real[g, p] = x * c + y * s
-                    imaginary[g, p] = y * c - x * s
+                    real[g, p], imaginary[g, p] = q[g, order[place]], q[g, order[place + n_pairs]]
 
     @jit
     def scan_run(codes, centroids, order, position, angles, coarse, fine, q, out):  # type: ignore[no-untyped-def]
         """Score rows at consecutive positions from `position` on."""
         group, n = q.shape[0], codes.shape[0]
-        large, small = np.empty((2, pairs)), np.empty((2, pairs))
-        real, imaginary = np.empty((group, pairs), np.float32), np.empty((group, pairs), np.float32)
+        large, small = np.empty((2, pairs)), np.empty((2, pairs), np.float32)
+        query, folded = np.empty((2, group, pairs), np.float32), np.empty((group, 2 * pairs), np.float32)
+        parts, spare = np.empty(ROWS * m, np.int64), np.empty((width, ROWS), np.float32)
+        arrange_query(q, order, query[0], query[1])
         row = 0
         while row < n:
             block = (position + row) // BLOCK
@@ -58,10 +59,12 @@ def rope_scan(n_pairs: int, m: int, width: int, bits: int, per_word: int) -> Any
             if row == 0 or block % BLOCK == 0:
                 super_phase(block, angles, large)
             block_phase(block, large, coarse, small)
-            fold(q, order, small, real, imaginary)
+            for g in range(group):
+                _fold(query[0, g], query[1, g], small[0], small[1], folded[g, :pairs], folded[g, pairs:])
             stop = min(n, row + BLOCK - v)
             for g in range(0, group, width):
-                score_block(codes, row, stop, v, centroids, fine, real, imaginary, min(g, group - width), out)
+                first = min(g, group - width)
+                score_block(codes, row, stop, v, centroids, fine, folded[first:], parts, spare, out[first:])
             row = stop
 
     @jit(parallel=True)
@@ -83,38 +86,37 @@ def rope_scan(n_pairs: int, m: int, width: int, bits: int, per_word: int) -> Any
     return scan
 
 
+@jit
+def _fold(x: Any, y: Any, c: Any, s: Any, real: Any, imaginary: Any) -> Any:
+    """Turn a query back by a block's phase: all float32 [pairs]; the last two are out."""
+    for p in range(x.shape[0]):
+        real[p] = x[p] * c[p] + y[p] * s[p]
+        imaginary[p] = y[p] * c[p] - x[p] * s[p]
+
+
 def _block_scorer(n_pairs: int, m: int, width: int, bits: int, per_word: int) -> Any:
-    """Return the kernel for the rows of one block: one accumulator a query head, one turn a pair."""
+    """Return the kernel for rows [row, stop) of one block, the first at v in it, and `width` query heads."""
     mask = (1 << bits) - 1
+    pairs = m * n_pairs
+    dot = turned_dot(n_pairs, m, width)
 
     @jit
-    def score_block(codes, row, stop, v, centroids, fine, real, imaginary, g, out):  # type: ignore[no-untyped-def]
-        a0, a1, a2, a3 = real[g], real[g + min(1, width - 1)], real[g + min(2, width - 1)], real[g + width - 1]
-        b0, b1 = imaginary[g], imaginary[g + min(1, width - 1)]
-        b2, b3 = imaginary[g + min(2, width - 1)], imaginary[g + width - 1]
-        for t in range(row, stop):
-            s0 = s1 = s2 = s3 = np.float32(0.0)
-            cosines, sines = fine[0, v + t - row], fine[1, v + t - row]
-            for j in range(m):
-                code = (np.int64(codes[t, j // per_word]) >> (bits * (j % per_word))) & mask
-                centroid = centroids[j, code]
-                o = j * n_pairs
-                for i in range(n_pairs):
-                    x, y, c, s = centroid[i], centroid[n_pairs + i], cosines[o + i], sines[o + i]
-                    kr, ki = x * c - y * s, x * s + y * c
-                    s0 += a0[o + i] * kr + b0[o + i] * ki
-                    if width > 1:
-                        s1 += a1[o + i] * kr + b1[o + i] * ki
-                    if width > 2:
-                        s2 += a2[o + i] * kr + b2[o + i] * ki
-                    if width > 3:
-                        s3 += a3[o + i] * kr + b3[o + i] * ki
-            out[g, t] = s0
-            if width > 1:
-                out[g + 1, t] = s1
-            if width > 2:
-                out[g + 2, t] = s2
-            if width > 3:
-                out[g + 3, t] = s3
+    def score_block(codes, row, stop, v, centroids, fine, query, parts, spare, out):  # type: ignore[no-untyped-def]
+        base, k = centroids.ctypes.data, centroids.shape[1]
+        cosines, sines = fine[0].ctypes.data, fine[1].ctypes.data
+        for t in range(row, stop, ROWS):
+            for r in range(ROWS):
+                line = codes[min(t + r, stop - 1)]
+                for j in range(m):
+                    code = (np.int64(line[j // per_word]) >> (bits * (j % per_word))) & mask
+                    parts[r * m + j] = base + (j * k + code) * (2 * n_pairs * ITEM)
+            turn = (v + t - row) * pairs * ITEM
+            if t + ROWS <= stop:
+                place = out.ctypes.data + t * ITEM
+                dot(parts.ctypes.data, cosines + turn, sines + turn, query.ctypes.data, place, out.strides[0])
+            else:
+                dot(parts.ctypes.data, cosines + turn, sines + turn, query.ctypes.data, spare.ctypes.data, ROWS * ITEM)
+                for g in range(width):
+                    out[g, t:stop] = spare[g, : stop - t]
 
     return score_block

@@ -15,19 +15,19 @@ from kvstore.index.select import select_top_k
 
 @jit(parallel=True)
 def rank_heads(
-    scores: Any, n: Any, scale: Any, reduction: Any, k: Any, first_row: Any, places: Any,
+    scores: Any, scale: Any, reduction: Any, k: Any, first_row: Any, places: Any,
     rows: Any, picked: Any, log_norm: Any,
 ) -> Any:  # fmt: skip
     """Reduce the scores of each KV head's group and pick its k best rows, heads in parallel.
 
-    scores: float32 [n_kv_heads, group + 1, >= n + 1], overwritten; the last line of a head is scratch.
+    scores: float32 [n_kv_heads, group + 1, n], C-order, overwritten; the last line of a head is scratch.
     first_row: row id of column 0. places: int32 [n_kv_heads, >= n + 1], scratch. scale: float. 1 <= k <= n.
     rows: int64 [n_kv_heads, k], picked: float32 [n_kv_heads, k], log_norm: float32 [n_kv_heads, group]: out.
     """
     for h in prange(scores.shape[0]):
         group = scores.shape[1] - 1
         _rank_head(
-            scores[h, :group, :n], np.float32(scale), reduction, k, first_row, places[h], scores[h, group],
+            scores[h, :group], np.float32(scale), reduction, k, first_row, places[h], scores[h, group],
             rows[h], picked[h], log_norm[h],
         )  # fmt: skip
 

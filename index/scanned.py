@@ -10,8 +10,11 @@ from kvstore.index.base import Candidates, FloatArray, Index
 from kvstore.index.checks import checked_float, checked_range, checked_search
 from kvstore.index.rank import rank_heads
 from kvstore.index.rows import RowView
-from kvstore.index.threads import run_parallel
+from kvstore.index.threads import run_sized
 from kvstore.index.workspace import Workspace, default_workspace
+
+_RANK_NS = 1.0
+"""Rough nanoseconds to rank a score; only whether to wake threads depends on it."""
 
 
 class ScannedIndex(Index):
@@ -62,7 +65,7 @@ class ScannedIndex(Index):
             scores, places = self._workspace.take(heads, group, high - low)
             self._scan(q, view, low, high, scores)
             ranking = (float(scale), reduction, k, low, places, rows, picked, log_norm)
-            run_parallel(rank_heads, scores, high - low, *ranking)
+            run_sized(_RANK_NS * scores.size, rank_heads, scores, *ranking)
         return Candidates(rows, picked, log_norm)
 
     def _checked_query(self, q: FloatArray) -> FloatArray:

@@ -22,7 +22,7 @@ def select_top_k(scores: Any, k: Any, places: Any, values: Any, rows: Any, picke
     """Write the k largest of `scores` and where they are; return how many, min(k, n).
 
     scores: float32 [n]; NaN counts as -inf.
-    places: int32 [>= n + 1], values: float32 [>= n + 1]: scratch, overwritten.
+    places: int32 [>= n + 1], values: float32 [>= n]: scratch, overwritten.
     rows: int64 [>= min(k, n)], out, ascending. picked: float32 [>= min(k, n)], out, `scores[rows]`.
     Order: larger score first, then lower row; the result is the first k of that order. O(n).
     """

@@ -11,6 +11,9 @@ from typing import Any
 
 import numba
 
+_WAKE_NS = 150_000.0
+"""Work worth dividing: waking a sleeping thread takes 10 to 100 microseconds."""
+
 
 def run_parallel(kernel: Callable[..., Any], *arguments: Any) -> Any:
     """Call a kernel that was compiled with `parallel=True`; safe from several Python threads at once."""
@@ -19,6 +22,19 @@ def run_parallel(kernel: Callable[..., Any], *arguments: Any) -> Any:
         return kernel(*arguments)
     with lock:
         return kernel(*arguments)
+
+
+def run_sized(work_ns: float, kernel: Callable[..., Any], *arguments: Any) -> Any:
+    """`run_parallel`, on the calling thread alone when the work is too little to wake others for it."""
+    if work_ns >= _WAKE_NS:
+        return run_parallel(kernel, *arguments)
+    _launch()
+    before = numba.get_num_threads()
+    numba.set_num_threads(1)
+    try:
+        return run_parallel(kernel, *arguments)
+    finally:
+        numba.set_num_threads(before)
 
 
 @contextmanager

@@ -22,17 +22,18 @@ class Workspace(threading.local):
         self._places = np.empty(0, np.int32)
 
     def take(self, n_heads: int, group: int, n: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Return uninitialised scores, float32 [n_heads, group + 1, n + 1], and places, int32 [n_heads, n + 1].
+        """Return uninitialised scores, float32 [n_heads, group + 1, n], and places, int32 [n_heads, n + 1].
 
-        What was taken before may be overwritten.
+        Both are C-order without gaps: kernels read lines of `scores` as vectors. What was taken before may be
+        overwritten.
         """
         n_places = n_heads * (n + 1)
-        n_scores = n_places * (group + 1)
+        n_scores = n_heads * (group + 1) * n
         if self._scores.size < n_scores:
             self._scores = np.empty(n_scores + n_scores // 4, np.float32)
         if self._places.size < n_places:
             self._places = np.empty(n_places + n_places // 4, np.int32)
-        scores = self._scores[:n_scores].reshape(n_heads, group + 1, n + 1)
+        scores = self._scores[:n_scores].reshape(n_heads, group + 1, n)
         return scores, self._places[:n_places].reshape(n_heads, n + 1)
 
     @property

@@ -1,0 +1,96 @@
+"""Inner products of coded keys with queries, RoPE's turn included, as vector code."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from llvmlite import ir
+from numba.core import types
+
+from kvstore.index.loads import intrinsic
+from kvstore.index.vectors import (
+    FLOAT,
+    I64,
+    host_lanes,
+    join,
+    load_lanes,
+    multiply_add,
+    pointer_at,
+    sum_four,
+    vector,
+)  # fmt: skip
+
+ROWS = 4
+"""Rows a call scores: the query's numbers are loaded once for all of them."""
+
+
+@functools.cache
+def turned_dot(n_pairs: int, m: int, width: int) -> Any:
+    """Return an intrinsic for 4 rows at consecutive positions and `width` query heads, straight-line code.
+
+    `dot(parts, cosines, sines, query, out, stride_bytes)`, all int64 addresses of float32 but the first:
+    parts: int64 [4, m], address of each row's centroid in each sub-space: n_pairs real parts, then imaginary.
+    cosines, sines: [4, m * n_pairs], the turn of each row. query: [width, 2, m * n_pairs], real, imaginary.
+    out: line g, `stride_bytes` after line g - 1, gets 4 numbers: the sum over pairs of
+    Re(conj(q_i) c_i (cos_i + 1j sin_i)).
+    """
+    lanes = host_lanes()
+    pairs = m * n_pairs
+
+    @intrinsic
+    def dot(typing_context: Any, parts: Any, cosines: Any, sines: Any, query: Any, out: Any, stride: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            parts, cosines, sines, query, out, stride = arguments
+            sums = [[ir.Constant(vector(lanes), [0.0] * lanes)] * ROWS for _ in range(width)]
+            rows = [_part_pointers(builder, parts, r, m) for r in range(ROWS)]
+            for low in range(0, pairs, lanes):
+                n = min(lanes, pairs - low)
+                heads = [
+                    [_load(builder, query, (2 * g + half) * pairs + low, n, lanes) for half in (0, 1)]
+                    for g in range(width)
+                ]
+                for r in range(ROWS):
+                    c = _load(builder, cosines, r * pairs + low, n, lanes)
+                    s = _load(builder, sines, r * pairs + low, n, lanes)
+                    x = _gather(builder, rows[r], low, n, n_pairs, 0, lanes)
+                    y = _gather(builder, rows[r], low, n, n_pairs, n_pairs, lanes)
+                    real = builder.fsub(builder.fmul(x, c, flags=["contract"]),
+                                        builder.fmul(y, s, flags=["contract"]), flags=["contract"])  # fmt: skip
+                    imaginary = multiply_add(builder, x, s, builder.fmul(y, c, flags=["contract"]))
+                    for g, (a, b) in enumerate(heads):
+                        sums[g] = list(sums[g])
+                        sums[g][r] = multiply_add(builder, b, imaginary, multiply_add(builder, a, real, sums[g][r]))
+            for g in range(width):
+                place = builder.add(out, builder.mul(stride, ir.Constant(I64, g)))
+                pointer = builder.inttoptr(place, vector(ROWS).as_pointer())
+                builder.store(sum_four(builder, sums[g], lanes), pointer, align=4)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 6), generate
+
+    return dot
+
+
+def _part_pointers(builder: Any, parts: Any, row: int, m: int) -> list[Any]:
+    """Load the addresses of a row's centroids."""
+    table = builder.inttoptr(parts, I64.as_pointer())
+    places = [builder.load(builder.gep(table, [ir.Constant(I64, row * m + j)])) for j in range(m)]
+    return [builder.inttoptr(place, FLOAT.as_pointer()) for place in places]
+
+
+def _load(builder: Any, address: Any, offset: int, n: int, lanes: int) -> Any:
+    """Load n numbers from `offset` on; lanes left over are zero."""
+    return join(builder, [(load_lanes(builder, pointer_at(builder, address, offset), n), n)], lanes)
+
+
+def _gather(builder: Any, sources: list[Any], low: int, n: int, n_pairs: int, shift: int, lanes: int) -> Any:
+    """Load pairs [low, low + n) of a row from the centroids that hold them, `shift` numbers into each."""
+    parts = []
+    while n > 0:
+        j, i = divmod(low, n_pairs)
+        length = min(n, n_pairs - i)
+        pointer = builder.gep(sources[j], [ir.Constant(I64, shift + i)])
+        parts.append((load_lanes(builder, pointer, length), length))
+        low, n = low + length, n - length
+    return join(builder, parts, lanes)
