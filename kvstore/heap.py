@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -42,7 +43,8 @@ class Heap:
         self._limit_blocks = limit_bytes // self._stride_bytes if limit_bytes else None
         self._limit_bytes = limit_bytes
         self._arenas: list[torch.Tensor] = []
-        self._uncut: list[tuple[torch.Tensor, int]] = []  # (arena, offset in bytes), next one last
+        self._uncut: list[tuple[torch.Tensor, Iterator[int]]] = []  # arenas and where their next blocks begin, in bytes
+        self._n_uncut = 0
         self._free: list[Block] = []
         self._extra_holders: dict[int, int] = {}  # address of a shared block -> holders beyond the first
         self._n_blocks = 0
@@ -65,15 +67,15 @@ class Heap:
     @property
     def used_blocks(self) -> int:
         """Blocks that are handed out."""
-        return self._n_blocks - len(self._free) - len(self._uncut)
+        return self._n_blocks - len(self._free) - self._n_uncut
 
     def allocate(self, n_blocks: int) -> list[Block]:
         """Hand out n_blocks blocks with undefined contents, or none of them.
 
         Raises `HeapFullError` when the byte limit leaves too little room; nothing is allocated then.
         """
-        self._reserve(n_blocks - len(self._free) - len(self._uncut))
-        return [self._free.pop() if self._free else self._cut(*self._uncut.pop()) for _ in range(n_blocks)]
+        self._reserve(n_blocks - len(self._free) - self._n_uncut)
+        return [self._free.pop() if self._free else self._cut_next() for _ in range(n_blocks)]
 
     def share(self, blocks: list[Block]) -> None:
         """Count one holder more for each block; it is free when every holder has freed it."""
@@ -99,7 +101,7 @@ class Heap:
         self._uncut.clear()
         self._arenas.clear()
         self._extra_holders.clear()
-        self._n_blocks = 0
+        self._n_blocks = self._n_uncut = 0
 
     def _reserve(self, missing: int) -> None:
         if missing <= 0:
@@ -122,7 +124,17 @@ class Heap:
         self._arenas.append(arena)
         self._n_blocks += n_blocks
         # Blocks are cut when they are first used: a small store should not pay for a whole arena.
-        self._uncut[:0] = [(arena, first + i * self._stride_bytes) for i in reversed(range(n_blocks))]
+        self._uncut.append((arena, iter(range(first, first + n_blocks * self._stride_bytes, self._stride_bytes))))
+        self._n_uncut += n_blocks
+
+    def _cut_next(self) -> Block:
+        arena, starts = self._uncut[0]
+        start = next(starts, None)
+        if start is None:
+            del self._uncut[0]
+            return self._cut_next()
+        self._n_uncut -= 1
+        return self._cut(arena, start)
 
     def _cut(self, arena: torch.Tensor, start: int) -> Block:
         s = self._schema
@@ -138,5 +150,5 @@ class Heap:
         addresses = [b.key_address for b in self._free]
         assert len(set(addresses)) == len(addresses), "a block is free twice"
         assert not set(addresses) & set(self._extra_holders), "a shared block is free"
-        assert 0 <= len(self._free) + len(self._uncut) <= self._n_blocks
+        assert 0 <= len(self._free) + self._n_uncut <= self._n_blocks
         assert self._limit_blocks is None or self._n_blocks <= self._limit_blocks

@@ -195,7 +195,11 @@ class Sequence:
 
     def positions(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.int64]:
         """Return the RoPE positions of the committed rows [start, stop), int64 [stop - start]."""
-        return self._positions.at(np.arange(start, self._n_rows if stop is None else stop))
+        self._check_usable()
+        stop = self._n_rows if stop is None else stop
+        if not 0 <= start <= stop <= self._n_rows:
+            raise InvalidQueryError(f"rows [{start}, {stop}) are not within the {self._n_rows} committed rows")
+        return self._positions.at(np.arange(start, stop))
 
     def truncate(self, n_rows: int) -> None:
         """Forget the rows from n_rows on, in all layers; raises `InvalidQueryError` if there are fewer."""

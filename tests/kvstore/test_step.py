@@ -164,7 +164,7 @@ def test_a_step_of_no_rows_commits_nothing_visible():
 
 
 def test_a_second_step_inside_one_is_refused_and_the_first_goes_on():
-    store, seq, _ = three_layers()
+    _store, seq, _ = three_layers()
     rows = make_rows(THREE, 5, seed=1)
     with seq.step():
         seq.append(0, *rows[0])
@@ -215,7 +215,7 @@ def test_what_needs_committed_rows_waits_for_the_step(call):
 
 
 def test_rows_are_visible_to_readers_of_committed_rows_only_after_the_commit():
-    store, seq, _ = three_layers()
+    _store, seq, _ = three_layers()
     rows = make_rows(THREE, 40, seed=1)
     with seq.step():
         seq.append(0, *rows[0])
