@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -14,43 +14,49 @@ from kvstore.index.nearest import columns
 FloatArray = npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True, eq=False)
 class Codebook:
     """Centroids of all KV heads and sub-spaces of one layer; never changed, so it may be shared.
 
+    Made from centroids, float32 [n_kv_heads, m, k, sub_dim], arranged as `Layout` says, k <= 2**bits; they are
+    copied. Raises `SchemaMismatchError` for a wrong shape, `NonFiniteError` for NaN or infinity.
+
     Attributes:
-        centroids: float32 [n_kv_heads, m, k, sub_dim], C-order, arranged as `Layout` says; k <= 2**bits.
-        laid, offsets: the same in the form that `nearest` wants, [n_kv_heads, m, sub_dim, >= k] and [.., >= k].
+        k: centroids a sub-space.
+        laid, offsets: the centroids as `nearest` wants them, float32 [n_kv_heads, m, sub_dim, >= k] and [.., >= k].
     """
 
-    centroids: FloatArray
-    laid: FloatArray
-    offsets: FloatArray
-
-    @classmethod
-    def of(cls, centroids: FloatArray) -> Codebook:
-        """Return the codebook of these centroids, float32 [n_kv_heads, m, k, sub_dim]; they are copied."""
-        own = np.array(centroids, np.float32, order="C")
-        if own.ndim != 4 or 0 in own.shape:
+    def __init__(self, centroids: FloatArray) -> None:
+        given = np.asarray(centroids, np.float32)
+        if given.ndim != 4 or 0 in given.shape:
             raise SchemaMismatchError(
-                f"centroids must be [n_kv_heads, m, k, sub_dim], none of them 0, not {list(own.shape)}"
+                f"centroids must be [n_kv_heads, m, k, sub_dim], none of them 0, not {list(given.shape)}"
             )
-        if not np.isfinite(own).all():
+        if not np.isfinite(given).all():
             raise NonFiniteError("centroids hold NaN or infinity; train the codebook again")
-        laid, offsets = columns(own)
-        return cls(own, laid, offsets)
+        self.k = given.shape[2]
+        self.laid, self.offsets = columns(given)
+
+    @cached_property
+    def centroids(self) -> FloatArray:
+        """The centroids, float32 [n_kv_heads, m, k, sub_dim], C-order; made when first asked for."""
+        return np.ascontiguousarray(np.swapaxes(self.laid[..., : self.k], -1, -2))
 
     def checked(self, n_kv_heads: int, layout: Layout) -> Codebook:
         """Return self, or raise `SchemaMismatchError` when it is not one for these heads and this layout."""
-        heads, m, k, sub_dim = self.centroids.shape
-        if (heads, m, sub_dim) != (n_kv_heads, layout.m, layout.sub_dim) or k > layout.n_centroids:
+        heads, m, sub_dim, _ = self.laid.shape
+        if (heads, m, sub_dim) != (n_kv_heads, layout.m, layout.sub_dim) or self.k > layout.n_centroids:
             raise SchemaMismatchError(
-                f"the codebook is [{heads}, {m}, {k}, {sub_dim}], the index needs "
+                f"the codebook is [{heads}, {m}, {self.k}, {sub_dim}], the index needs "
                 f"[{n_kv_heads}, {layout.m}, <= {layout.n_centroids}, {layout.sub_dim}]"
             )
         return self
 
+    def parts(self, head: int, j: int, codes: npt.NDArray[np.int64]) -> FloatArray:
+        """Return the centroids that codes int64 [n] of a sub-space stand for, float32 [n, sub_dim]."""
+        return np.ascontiguousarray(self.laid[head, j][:, codes].T)
+
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
-        return int(self.centroids.nbytes + self.laid.nbytes + self.offsets.nbytes)
+        """Bytes held; twice the centroids once `centroids` was asked for, as scans before RoPE do."""
+        made = self.__dict__.get("centroids")
+        return int(self.laid.nbytes + self.offsets.nbytes + (made.nbytes if made is not None else 0))

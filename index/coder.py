@@ -55,7 +55,7 @@ class Coder:
         heads, n, _ = keys.shape
         layout = self._layout
         sample = draw_sample(n, sample_per_centroid * layout.n_centroids, seed)
-        k = min(layout.n_centroids, n) if start is None else start.centroids.shape[2]
+        k = min(layout.n_centroids, n) if start is None else start.k
         if start is None:
             starts = draw_starts(heads * layout.m, len(sample), k, seed)
             centroids = np.empty((heads, layout.m, k, layout.sub_dim), np.float32)
@@ -90,7 +90,7 @@ class Coder:
         """Return keys as stored, float32 [n, head_dim], for words [n, n_words] at positions int64 [n]."""
         layout = self._layout
         codes = self._unpack(words)
-        parts = [codebook.centroids[head, j][codes[:, j]] for j in range(layout.m)]
+        parts = [codebook.parts(head, j, codes[:, j]) for j in range(layout.m)]
         if self._tables is not None:
             turns = position_phases(self._tables, positions) * self._tables.gains.astype(np.float32)
             cosines, sines = turns.reshape(2, len(words), layout.m, -1)
@@ -131,7 +131,7 @@ class Coder:
 
     def check_codes(self, words: npt.NDArray[Any], codebook: Codebook) -> None:
         """Raise `SchemaMismatchError` when a word names a centroid that the codebook does not have."""
-        k, layout = codebook.centroids.shape[2], self._layout
+        k, layout = codebook.k, self._layout
         full = k == layout.n_centroids and layout.per_word * layout.bits in (8, 16)
         if not full and words.size:
             largest = int(self._unpack(words).max())

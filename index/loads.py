@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numba
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic as numba_intrinsic
@@ -68,7 +69,7 @@ def float32_pointer(typing_context: Any, address: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], _FLOAT.as_pointer())
 
-    return types.CPointer(types.float32)(types.int64), generate
+    return numba.types.CPointer(types.float32)(types.int64), generate
 
 
 @intrinsic

@@ -19,6 +19,7 @@ from numba.core import cgutils, types
 
 from kvstore.index.jit import STRICT, jit
 from kvstore.index.loads import intrinsic
+from kvstore.index.vectors import I32, I64, load_lanes, multiply_add, pointer_at, splat, vector
 
 ROWS = 4
 """Rows a call takes."""
@@ -30,8 +31,7 @@ VECTORS = 2
 BLOCK = LANES * VECTORS
 """Centroids are padded to a multiple of this."""
 
-_I32, _I64, _FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
-_VECTOR, _INDEXES = ir.VectorType(_FLOAT, LANES), ir.VectorType(_I32, LANES)
+_VECTOR, _INDEXES = vector(LANES), ir.VectorType(I32, LANES)
 
 
 def padded(n_centroids: int) -> int:
@@ -89,14 +89,14 @@ def _nearest_four(
 ) -> Any:  # fmt: skip
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         *addresses, d, k, indexes, products = arguments
-        pointers = [builder.inttoptr(address, _FLOAT.as_pointer()) for address in addresses]
+        pointers = [pointer_at(builder, address) for address in addresses]
         best, winner = _scan_centroids(builder, pointers[:ROWS], pointers[4], pointers[5], d, k)
-        indexes = builder.inttoptr(indexes, _I32.as_pointer())
-        products = builder.inttoptr(products, _FLOAT.as_pointer())
+        indexes = builder.inttoptr(indexes, I32.as_pointer())
+        products = pointer_at(builder, products)
         for r in range(ROWS):
             value, index = _across_lanes(builder, best[r], winner[r])
-            builder.store(value, builder.gep(products, [ir.Constant(_I64, r)]))
-            builder.store(index, builder.gep(indexes, [ir.Constant(_I64, r)]))
+            builder.store(value, builder.gep(products, [ir.Constant(I64, r)]))
+            builder.store(index, builder.gep(indexes, [ir.Constant(I64, r)]))
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 10), generate
@@ -107,16 +107,16 @@ def _scan_centroids(builder: Any, rows: Any, laid: Any, offsets: Any, d: Any, k:
     best = [cgutils.alloca_once_value(builder, ir.Constant(_VECTOR, [-np.inf] * LANES)) for _ in rows]
     winner = [cgutils.alloca_once_value(builder, ir.Constant(_INDEXES, [0] * LANES)) for _ in rows]
     sums = [[cgutils.alloca_once(builder, _VECTOR) for _ in range(VECTORS)] for _ in rows]
-    step = ir.Constant(_I64, BLOCK)
-    with cgutils.for_range_slice(builder, ir.Constant(_I64, 0), k, step, intp=_I64) as (block, _):
+    step = ir.Constant(I64, BLOCK)
+    with cgutils.for_range_slice(builder, ir.Constant(I64, 0), k, step, intp=I64) as (block, _):
         for v in range(VECTORS):
-            start = _load_vector(builder, offsets, builder.add(block, ir.Constant(_I64, v * LANES)))
+            start = _load_block(builder, offsets, block, v)
             for r in range(ROWS):
                 builder.store(start, sums[r][v])
         _accumulate(builder, rows, laid, d, k, block, sums)
         for v in range(VECTORS):
-            first = builder.trunc(builder.add(block, ir.Constant(_I64, v * LANES)), _I32)
-            numbers = builder.add(_splat(builder, first), ir.Constant(_INDEXES, list(range(LANES))))
+            first = builder.trunc(builder.add(block, ir.Constant(I64, v * LANES)), I32)
+            numbers = builder.add(splat(builder, first, LANES), ir.Constant(_INDEXES, list(range(LANES))))
             for r in range(ROWS):
                 value = builder.load(sums[r][v])
                 wins = builder.fcmp_ordered(">", value, builder.load(best[r]))
@@ -127,15 +127,18 @@ def _scan_centroids(builder: Any, rows: Any, laid: Any, offsets: Any, d: Any, k:
 
 def _accumulate(builder: Any, rows: Any, laid: Any, d: Any, k: Any, block: Any, sums: Any) -> None:
     """Emit the loop over dimensions: sums[r][v] += rows[r][i] * laid[i, block of v]."""
-    with cgutils.for_range(builder, d, intp=_I64) as loop:
+    with cgutils.for_range(builder, d, intp=I64) as loop:
         offset = builder.add(builder.mul(loop.index, k), block)
-        places = [builder.add(offset, ir.Constant(_I64, v * LANES)) for v in range(VECTORS)]
-        vectors = [_load_vector(builder, laid, place) for place in places]
+        vectors = [_load_block(builder, laid, offset, v) for v in range(VECTORS)]
         for r in range(ROWS):
-            x = _splat(builder, builder.load(builder.gep(rows[r], [loop.index])))
+            x = splat(builder, builder.load(builder.gep(rows[r], [loop.index])), LANES)
             for v in range(VECTORS):
-                product = builder.fmul(x, vectors[v], flags=["contract"])
-                builder.store(builder.fadd(builder.load(sums[r][v]), product, flags=["contract"]), sums[r][v])
+                builder.store(multiply_add(builder, x, vectors[v], builder.load(sums[r][v])), sums[r][v])
+
+
+def _load_block(builder: Any, pointer: Any, offset: Any, v: int) -> Any:
+    """Load vector v of the block of centroids at `offset`."""
+    return load_lanes(builder, builder.gep(pointer, [builder.add(offset, ir.Constant(I64, v * LANES))]), LANES)
 
 
 def _across_lanes(builder: Any, best: Any, winner: Any) -> Any:
@@ -143,24 +146,11 @@ def _across_lanes(builder: Any, best: Any, winner: Any) -> Any:
     width = LANES
     while width > 1:
         width //= 2
-        turn = ir.Constant(ir.VectorType(_I32, LANES), [(i + width) % LANES for i in range(LANES)])
+        turn = ir.Constant(ir.VectorType(I32, LANES), [(i + width) % LANES for i in range(LANES)])
         value = builder.shuffle_vector(best, best, turn)
         index = builder.shuffle_vector(winner, winner, turn)
         lower = builder.and_(builder.fcmp_ordered("==", value, best), builder.icmp_signed("<", index, winner))
         wins = builder.or_(builder.fcmp_ordered(">", value, best), lower)
         best, winner = builder.select(wins, value, best), builder.select(wins, index, winner)
-    first = ir.Constant(_I32, 0)
+    first = ir.Constant(I32, 0)
     return builder.extract_element(best, first), builder.extract_element(winner, first)
-
-
-def _load_vector(builder: Any, pointer: Any, offset: Any) -> Any:
-    place = builder.bitcast(builder.gep(pointer, [offset]), _VECTOR.as_pointer())
-    return builder.load(place, align=4)
-
-
-def _splat(builder: Any, scalar: Any) -> Any:
-    vector = ir.VectorType(scalar.type, LANES)
-    single = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, ir.Constant(_I32, 0))
-    return builder.shuffle_vector(
-        single, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(_I32, LANES), [0] * LANES)
-    )

@@ -56,7 +56,7 @@ class PQIndex(ScannedIndex):
         rope: RopeSpec | None = None,
         pairs: bool = True,
         first_row: int = 0,
-        iterations: int = 8,
+        iterations: int = 5,
         sample_per_centroid: int = 256,
         seed: int = 0,
         codebook: Codebook | None = None,
@@ -133,7 +133,7 @@ class PQIndex(ScannedIndex):
             seed=self.seed,
             start=self.codebook if warm else None,
         )
-        self._codebook, self._owns_codebook = Codebook.of(centroids), True
+        self._codebook, self._owns_codebook = Codebook(centroids), True
         self._runs, self._codes = Runs(), self._room(0)
 
     def add(self, keys: FloatArray, positions: IntArray | None = None) -> None:
@@ -144,7 +144,7 @@ class PQIndex(ScannedIndex):
         codebook = self.codebook
         keys = checked_float(keys, self.n_kv_heads, self.head_dim, "keys")
         positions = checked_positions(positions, keys.shape[1], self.stop_row)
-        self.add_codes(self._coder.encode(keys, positions, codebook), positions)
+        self._append(self._coder.encode(keys, positions, codebook), positions)
 
     def add_codes(self, codes: npt.NDArray[Any], positions: IntArray | None = None) -> None:
         """Append rows whose words are known, [n_kv_heads, n, n_words]: another index's `codes`, or those of a file.
@@ -158,14 +158,7 @@ class PQIndex(ScannedIndex):
                 f"codes must be {dtype} [{self.n_kv_heads}, n, {n_words}], not {codes.dtype} {list(codes.shape)}"
             )
         self._coder.check_codes(codes, self.codebook)
-        start, n = self.n_rows, codes.shape[1]
-        positions = checked_positions(positions, n, self.stop_row)
-        if start + n > self._codes.shape[1]:
-            grown = self._room(max(start + n, 2 * self._codes.shape[1]))
-            grown[:, :start] = self._codes[:, :start]
-            self._codes = grown
-        self._codes[:, start : start + n] = codes
-        self._runs.append(positions)
+        self._append(codes, checked_positions(positions, codes.shape[1], self.stop_row))
 
     def truncate(self, stop_row: int) -> None:
         """Forget the rows from `stop_row` on; the codebook stays."""
@@ -202,6 +195,15 @@ class PQIndex(ScannedIndex):
     def _scan(self, q: FloatArray, view: RowView | None, start: int, stop: int, out: FloatArray) -> None:
         first = self.first_row
         self._coder.scan(self._codes, self._runs, self.codebook, start - first, stop - first, q, out)
+
+    def _append(self, codes: npt.NDArray[Any], positions: IntArray) -> None:
+        start, n = self.n_rows, codes.shape[1]
+        if start + n > self._codes.shape[1]:
+            grown = self._room(max(start + n, 2 * self._codes.shape[1]))
+            grown[:, :start] = self._codes[:, :start]
+            self._codes = grown
+        self._codes[:, start : start + n] = codes
+        self._runs.append(positions)
 
     def _room(self, n_rows: int) -> npt.NDArray[Any]:
         return np.empty((self.n_kv_heads, n_rows, self.layout.n_words), self.layout.word_dtype)
