@@ -16,7 +16,7 @@ from kvstore.index.runs import Runs
 from kvstore.table import Table
 from kvstore.table_index import TableIndex
 from kvstore.topk import TopK
-from kvstore.validate import check_head, check_layer, check_positions, check_row_ids, check_rows
+from kvstore.validate import check_head, check_layer, check_positions, check_row_ids, check_rows, is_integer
 
 if TYPE_CHECKING:
     from kvstore.explain import Explanation
@@ -71,7 +71,7 @@ class Sequence:
 
     @first_row.setter
     def first_row(self, row: int) -> None:
-        if row < 0 or (self._n_rows and row != self._first_row):
+        if not is_integer(row) or row < 0 or (self._n_rows and row != self._first_row):
             raise ConfigError(f"first_row is set once, before the first step commits, to 0 or more, not to {row}")
         if row != self._first_row:
             self._first_row = row
@@ -206,7 +206,7 @@ class Sequence:
         self._check_usable()
         if self.step_open:
             raise StepError("a step is open; commit it or abort it before truncate()")
-        if not 0 <= n_rows <= self._n_rows:
+        if not is_integer(n_rows) or not 0 <= n_rows <= self._n_rows:
             raise InvalidQueryError(f"cannot truncate to {n_rows} rows: the sequence has {self._n_rows}")
         for table, index in zip(self._tables, self._indexes, strict=True):
             index.truncate(n_rows)

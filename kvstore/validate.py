@@ -15,13 +15,13 @@ from kvstore.schema import Schema
 
 def check_layer(schema: Schema, layer: int) -> None:
     """Raise `LayerNotFoundError` unless the layer exists."""
-    if not _is_integer(layer) or not 0 <= layer < schema.n_layers:
+    if not is_integer(layer) or not 0 <= layer < schema.n_layers:
         raise LayerNotFoundError(f"layer {layer!r} does not exist: the schema has layers 0 to {schema.n_layers - 1}")
 
 
 def check_head(schema: Schema, head: int) -> None:
     """Raise `LayerNotFoundError` unless the KV head exists."""
-    if not _is_integer(head) or not 0 <= head < schema.n_kv_heads:
+    if not is_integer(head) or not 0 <= head < schema.n_kv_heads:
         raise LayerNotFoundError(f"KV head {head!r} does not exist: the schema has heads 0 to {schema.n_kv_heads - 1}")
 
 
@@ -76,7 +76,7 @@ def as_group(schema: Schema, q: torch.Tensor) -> torch.Tensor:
 
 def check_k(k: int) -> None:
     """Raise `InvalidQueryError` unless k is a positive integer."""
-    if not _is_integer(k) or k < 1:
+    if not is_integer(k) or k < 1:
         raise InvalidQueryError(f"k must be an integer of at least 1, not {k!r}")
 
 
@@ -101,7 +101,8 @@ def check_row_ids(positions: npt.ArrayLike | torch.Tensor, n_rows: int) -> torch
     return rows
 
 
-def _is_integer(x: object) -> bool:
+def is_integer(x: object) -> bool:
+    """Whether x is an integer of Python or numpy, and not a bool."""
     return isinstance(x, (int, np.integer)) and not isinstance(x, bool)
 
 
