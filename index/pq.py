@@ -173,9 +173,7 @@ class PQIndex(ScannedIndex):
         twin = object.__new__(PQIndex)
         twin.__dict__.update(self.__dict__)
         twin._runs = self._runs.clone()
-        twin._codes = np.ascontiguousarray(self._codes[:, : self.n_rows])
-        if twin._codes is self._codes:
-            twin._codes = self._codes.copy()
+        twin._codes = self._codes[:, : self.n_rows].copy()
         return twin
 
     def decode(self, head: int, rows: IntArray) -> FloatArray:
