@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +13,7 @@ from kvstore.config import StoreConfig
 from kvstore.index.base import Index
 from kvstore.index.flat import FlatIndex
 from kvstore.index.rows import DTYPE_CODES
-from kvstore.index.threads import run_parallel
+from kvstore.index.threads import run_sized
 from kvstore.index.workspace import Workspace
 from kvstore.kernels.attend import attend_kernel
 from kvstore.planner import FLAT, INDEX, Plan
@@ -22,8 +21,8 @@ from kvstore.schema import Schema
 from kvstore.table import Table
 from kvstore.table_index import TableIndex
 
-PARALLEL_WORK = 32_768
-"""Rows times query heads from which a second thread pays for being woken (some 30 microseconds)."""
+NUMBER_NS = 0.12
+"""Rough nanoseconds for a number of a row and a query head; only whether to wake threads depends on it."""
 
 REDUCE_CODES = {"sum_softmax": 0, "max": 1, "mean": 2}
 
@@ -103,12 +102,10 @@ class Attention:
         out = np.empty((len(plans), s.n_kv_heads, q.shape[2], s.value_dim), np.float32)
         log_norm = np.empty(out.shape[:3], np.float32)
         chosen = np.empty((len(plans), s.n_kv_heads, n_chosen), np.int64)
-        work = s.n_q_heads * sum(p.n_attended + p.n_candidates for p in plans)
-        parallel = work >= PARALLEL_WORK
-        kernel = attend_kernel(s.head_dim, s.value_dim, DTYPE_CODES[s.dtype], parallel)
-        call = run_parallel if parallel else _run_here
-        call(
-            kernel,
+        numbers = sum(p.n_attended * s.value_dim + max(p.n_attended, p.n_candidates) * s.head_dim for p in plans)
+        run_sized(
+            NUMBER_NS * s.n_q_heads * numbers,
+            attend_kernel(s.head_dim, s.value_dim, DTYPE_CODES[s.dtype]),
             np.array(lines, np.int64),
             self._sizes,
             candidates,
@@ -140,10 +137,6 @@ class Attention:
             stop=plan.tail_start,
         )
         return found.rows[None]
-
-
-def _run_here(kernel: Any, *arguments: Any) -> None:
-    kernel(*arguments)
 
 
 def _stack(found: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:

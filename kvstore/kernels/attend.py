@@ -125,8 +125,8 @@ def _merge(items: Any, peaks: Any, norms: Any, sums: Any, out: Any, log_norm: An
 
 
 @functools.cache
-def attend_kernel(key_dim: int, value_dim: int, dtype_code: int, parallel: bool) -> Any:
-    """Return the kernel for rows of these sizes, on one thread or on all of Numba's; the results are the same bits.
+def attend_kernel(key_dim: int, value_dim: int, dtype_code: int) -> Any:
+    """Return the kernel for rows of these sizes; its results are the same bits on any number of threads.
 
     `attend(plans, sizes, candidates, reduce_code, q, out, log_norm, chosen)`:
 
@@ -222,7 +222,7 @@ def attend_kernel(key_dim: int, value_dim: int, dtype_code: int, parallel: bool)
         take_range(plan, sizes, head, first + low, first + min(high, n_sinks), q, peak, norm, sums)
         take_range(plan, sizes, head, tail + max(low, n_sinks), tail + high, q, peak, norm, sums)
 
-    @jit(parallel=parallel)
+    @jit(parallel=True)
     def attend(
         plans: Any, sizes: Any, candidates: Any, reduce_code: Any, q: Any, out: Any, log_norm: Any, chosen: Any
     ) -> None:
