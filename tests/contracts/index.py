@@ -83,9 +83,8 @@ class IndexContract:
         index, _, view = self.filled(100)
         q = normal(HEADS, group, DIM, seed=3)
         scores = index.scores(q, view).astype(np.float64)
-        one_by_one = np.concatenate(
-            [index.scores(np.ascontiguousarray(q[:, g : g + 1]), view) for g in range(group)], 1
-        )
+        alone = [index.scores(np.ascontiguousarray(q[:, g : g + 1]), view) for g in range(group)]
+        one_by_one = np.concatenate(alone, 1)
         np.testing.assert_allclose(scores, one_by_one, rtol=1e-5, atol=1e-5)
         found = index.search(q, 7, view, scale=SCALE)
         for h in range(HEADS):
@@ -178,11 +177,17 @@ class IndexContract:
     def test_queries_out_of_range_are_refused(self) -> None:
         index, _, view = self.filled(20, first_row=4)
         q = normal(HEADS, GROUP, DIM)
-        settings: dict[str, Any]
-        for k, settings in [(0, {}), (-1, {}), (1, {"scale": 0.0}), (1, {"scale": float("nan")}), (1, {"reduce": "sum"}),
-                            (1, {"start": 3}), (1, {"stop": 25}), (1, {"start": 9, "stop": 8})]:  # fmt: skip
-            with pytest.raises(InvalidQueryError):
-                index.search(q, k, view, **{"scale": SCALE, **settings})
+        for k in (0, -1):
+            with pytest.raises(InvalidQueryError, match="k must be positive"):
+                index.search(q, k, view, scale=SCALE)
+        for wrong in (0.0, -1.0, float("nan"), float("inf")):
+            with pytest.raises(InvalidQueryError, match="scale"):
+                index.search(q, 1, view, scale=wrong)
+        with pytest.raises(InvalidQueryError, match="sum_softmax"):
+            index.search(q, 1, view, scale=SCALE, reduce="sum")
+        for start, stop in [(3, None), (None, 25), (9, 8)]:
+            with pytest.raises(InvalidQueryError, match="leave the rows covered"):
+                index.search(q, 1, view, scale=SCALE, start=start, stop=stop)
         for stop_row in (3, 25):
             with pytest.raises(InvalidQueryError, match="truncate"):
                 index.truncate(stop_row)
