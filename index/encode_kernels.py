@@ -52,7 +52,9 @@ def encode_rows(
     products = np.empty(ROWS, np.float32)
     for first in range(start, stop, ROWS):
         n = min(ROWS, stop - first)
-        codes[first : first + n] = 0
+        for r in range(n):
+            for w in range(codes.shape[1]):
+                codes[first + r, w] = 0
         for j in range(m):
             for r in range(n):
                 arrange(keys[first + r], order, turns, first + r, inverse_gains, j, four[r])
@@ -95,5 +97,6 @@ def train_heads(
             arrange(keys[h, sample[t]], order, turns, t, inverse_gains, j, points[t])
         if not warm:
             for c in range(k):
-                centroids[h, j, c] = points[starts[task, c]]
+                for i in range(sub_dim):
+                    centroids[h, j, c, i] = points[starts[task, c], i]
         lloyd(points, centroids[h, j], iterations)

@@ -52,7 +52,7 @@ def rope_scan(n_pairs: int, m: int, width: int, bits: int, per_word: int) -> Any
         query, folded = np.empty((2, group, pairs), np.float32), np.empty((group, 2 * pairs), np.float32)
         parts, spare = np.empty(ROWS * m, np.int64), np.empty((width, ROWS), np.float32)
         arrange_query(q, order, query[0], query[1])
-        row = 0
+        row = np.int64(0)
         while row < n:
             block = (position + row) // BLOCK
             v = position + row - block * BLOCK
@@ -75,7 +75,7 @@ def rope_scan(n_pairs: int, m: int, width: int, bits: int, per_word: int) -> Any
             h, chunk = divmod(np.int64(task), n_chunks)  # prange counts in uint64
             low, high = chunk_bounds(stop - start, n_chunks, chunk)
             row, high = start + low, start + high
-            run = np.searchsorted(offsets, row, side="right") - 1
+            run = run_of(offsets, row)
             while row < high:
                 end = min(high, offsets[run + 1]) if run + 1 < n_runs else high
                 position = positions[run] + row - offsets[run]
@@ -84,6 +84,19 @@ def rope_scan(n_pairs: int, m: int, width: int, bits: int, per_word: int) -> Any
                 row, run = end, run + 1
 
     return scan
+
+
+@jit
+def run_of(offsets: Any, row: Any) -> Any:
+    """Return the last run that begins at or before a row, by bisection."""
+    low, high = np.int64(0), offsets.shape[0]
+    while high - low > 1:
+        middle = (low + high) // 2
+        if offsets[middle] <= row:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 @jit
@@ -117,6 +130,7 @@ def _block_scorer(n_pairs: int, m: int, width: int, bits: int, per_word: int) ->
             else:
                 dot(parts.ctypes.data, cosines + turn, sines + turn, query.ctypes.data, spare.ctypes.data, ROWS * ITEM)
                 for g in range(width):
-                    out[g, t:stop] = spare[g, : stop - t]
+                    for r in range(stop - t):
+                        out[g, t + r] = spare[g, r]
 
     return score_block

@@ -35,7 +35,8 @@ def reduce_group(scores: Any, scale: Any, reduction: Any, log_norm: Any) -> Any:
         line = scores[g]
         top = maximum(line)
         if reduction != SUM_SOFTMAX:
-            spare[:] = line
+            for i in range(n):  # a copy by slices would compile Numba's text of shape errors, for seconds
+                spare[i] = line[i]
             line = spare
         total = _exponentials(line, scale, top)
         log_norm[g] = scale * top + np.float32(np.log(total))

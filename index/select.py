@@ -13,7 +13,9 @@ import numpy as np
 
 from kvstore.index.jit import jit
 
-_SAMPLE = 512
+# NumPy scalars, not Python's: Numba compiles a callee anew for each literal it is called with.
+_SAMPLE = np.int64(512)
+_ABOVE, _AT_LEAST = np.bool_(False), np.bool_(True)
 _SURPLUS = 1.15  # how many times k the threshold aims to keep
 
 
@@ -49,15 +51,15 @@ def select_top_k(scores: Any, k: Any, places: Any, values: Any, rows: Any, picke
 @jit
 def quickselect(values: Any, n: Any, k: Any) -> Any:
     """Return the k-th largest (1 <= k <= n) of values[:n], float32 without NaN; reorders them. O(n)."""
-    low, high = 0, n  # the answer lies in values[low:high]
+    low, high = np.int64(0), np.int64(n)  # the answer lies in values[low:high]
     want = k  # as the want-th largest there
     while high - low > 1:
         pivot = _pivot(values, low, high)
-        above = _partition(values, low, high, pivot, False)
+        above = _partition(values, low, high, pivot, _ABOVE)
         if low + want <= above:
             high = above
             continue
-        equal = _partition(values, above, high, pivot, True)
+        equal = _partition(values, above, high, pivot, _AT_LEAST)
         if low + want <= equal:
             return pivot
         want -= equal - low
