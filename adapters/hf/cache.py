@@ -1,0 +1,167 @@
+"""A cache of transformers whose full attention layers live in a store."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from types import EllipsisType
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
+
+from kvstore import KVStore, Sequence, StoreConfig
+from kvstore.adapters.hf.attention import register
+from kvstore.adapters.hf.batch import Batch
+from kvstore.adapters.hf.compat import NO_CACHE, crop_argument, kept_rows
+from kvstore.adapters.hf.group import SequenceGroup
+from kvstore.adapters.hf.layer import StoreLayer
+from kvstore.adapters.hf.schema import schema_of
+from kvstore.adapters.hf.support import check_supported, text_config
+from kvstore.config import Budget, check_budget
+from kvstore.errors import StepError
+
+
+class StoreCache(Cache):  # type: ignore[misc]
+    """Keys and values of a model's full attention layers, in a `KVStore` of their own.
+
+    Give it to `generate` or to the model as any other cache, inside `use_store_attention(model)`: each
+    decoded token then attends to the rows that the budget allows. Prompts are attended densely. Without that
+    context the cache is a plain one, and attention dense. Layers with a sliding window (or none at all, in
+    hybrid models) stay as transformers makes them.
+
+    >>> cache = StoreCache(model, budget=0.1)                              # doctest: +SKIP
+    >>> with use_store_attention(model):                                   # doctest: +SKIP
+    ...     model.generate(**inputs, **{cache_argument(model): cache})
+
+    Attributes:
+        store: the store, or None for a model without full attention layers.
+        store_layers: number of a layer in the model -> its number in the store.
+    """
+
+    is_compileable = False
+
+    def __init__(
+        self,
+        model_or_config: Any,
+        *,
+        budget: Budget | EllipsisType = ...,
+        config: StoreConfig | None = None,
+        exact_dense: bool = False,
+        **fields: Any,
+    ) -> None:
+        """Make an empty cache.
+
+        Args:
+            model_or_config: a causal language model, or its configuration. From a model the cache also takes the
+                dtype and the rotary embedding that it really uses.
+            budget: rows that a query attends to: a share (float), a number of rows (int) or None for all; left out,
+                it is the budget of config.
+            config: settings of the store.
+            exact_dense: compute decode steps whose budget covers all rows with the model's own dense attention. That
+                is slower, and bit for bit what a `DynamicCache` gives; the store's dense attention rounds otherwise.
+            **fields: settings of `StoreConfig` by name, in place of those of config.
+
+        Raises `UnsupportedModelError` when the store cannot serve the model and `ConfigError` for bad settings.
+        """
+        check_supported(model_or_config)
+        register()
+        settings = replace(config or StoreConfig(), **fields)
+        if not isinstance(budget, EllipsisType):
+            settings = replace(settings, budget=budget)
+        self._model_config = text_config(model_or_config)
+        layers = self._stock_layers()
+        full = [number for number, layer in enumerate(layers) if type(layer) is DynamicLayer]
+        self.store: KVStore | None = None
+        self.store_layers = {number: index for index, number in enumerate(full)}
+        self._batch: Batch | None = None
+        if full:
+            self.store = KVStore(schema_of(model_or_config, full), settings)
+            self._batch = Batch(SequenceGroup(self.store), budget=settings.budget, exact_dense=exact_dense)
+            for number, index in self.store_layers.items():
+                layers[number] = StoreLayer(self._batch, index, len(full))
+        super().__init__(layers=layers)
+        self._mixed = any(not isinstance(layer, (StoreLayer, *NO_CACHE)) for layer in layers)
+        self._last_layer = self._final_layer = max(
+            (number for number, layer in enumerate(layers) if isinstance(layer, CacheLayerMixin)), default=-1
+        )
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append one layer's keys [batch, n_kv_heads, n, head_dim] and values; return what its attention needs.
+
+        Raises `StepError` in a model that also has layers of transformers' own, when the forward pass before this one
+        stopped midway: the store takes back what it was given then, those layers cannot.
+        """
+        if self._mixed:
+            if layer_idx <= self._last_layer != self._final_layer:
+                raise StepError(
+                    f"the forward pass before this one stopped after layer {self._last_layer}, and layers with a "
+                    "sliding window or a state keep what it wrote; call reset() and give the cache all tokens again"
+                )
+            self._last_layer = layer_idx
+        keys, values = self.layers[layer_idx].update(key_states, value_states, *args, **kwargs)
+        return keys, values
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        if self._batch is not None:
+            self._batch.clear()
+        for number, fresh in enumerate(self._stock_layers()):  # some versions' own reset keeps length and batch size
+            if number not in self.store_layers:
+                self.layers[number] = fresh
+        self._last_layer = self._final_layer
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """The store's sequences, one a batch row, with all rows committed; none before the first forward pass."""
+        if self._batch is None:
+            return []
+        self._batch.finish()
+        return list(self._batch.sequences)
+
+    @property
+    def budget(self) -> Budget:
+        """Rows that a query attends to; None for all, and for a model without full attention layers."""
+        return None if self._batch is None else self._batch.budget
+
+    def set_budget(self, budget: Budget) -> None:
+        """Set the budget from the next token on; raises `ConfigError` when it is out of its range."""
+        check_budget(budget)
+        if self._batch is not None:
+            self._batch.set_budget(budget)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Remove -tokens_to_remove of the newest tokens; a positive number is how many to keep, as it once was."""
+        n_rows = self.get_seq_length()
+        target = kept_rows(n_rows, int(tokens_to_remove))  # some versions give a tensor
+        if self._batch is not None:
+            self._batch.truncate(target)
+        for number, layer in enumerate(self.layers):
+            if n_rows and number not in self.store_layers:
+                layer.crop(crop_argument(n_rows, target))
+
+    def close(self) -> None:
+        """Give the memory back now; the cache cannot be used any more, nor can its copies, which share the store."""
+        if self.store is not None:
+            self.store.close()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StoreCache:
+        """Return a cache of the same tokens that goes on by itself; rows are forked in the store."""
+        twin = copy.copy(self)
+        memo[id(self)] = twin
+        twin._batch = None if self._batch is None else self._batch.fork()
+        twin.layers = [self._copy_layer(layer, twin._batch, memo) for layer in self.layers]
+        return twin
+
+    def _stock_layers(self) -> list[Any]:
+        return list(DynamicCache(config=self._model_config).layers)
+
+    def _copy_layer(self, layer: Any, batch: Batch | None, memo: dict[int, Any]) -> Any:
+        if batch is not None and isinstance(layer, StoreLayer):
+            return StoreLayer(batch, layer.index, len(self.store_layers))
+        for value in vars(layer).values():
+            if isinstance(value, torch.Tensor):  # copy.deepcopy refuses tensors that are part of a graph
+                memo[id(value)] = value.detach().clone()
+        return copy.deepcopy(layer, memo)

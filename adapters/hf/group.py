@@ -1,0 +1,77 @@
+"""Creating, forking and dropping the sequences of a batch."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import count
+from weakref import finalize
+
+from kvstore import KVStore, Sequence
+from kvstore.config import Budget
+
+
+class SequenceGroup:
+    """The sequences of one batch, one a batch row. Groups forked from one another live in one store.
+
+    A group that is no longer used leaves the names of its sequences behind, and the next group to make
+    sequences in
+    the store drops them: a garbage collector may run inside a call of the store, where dropping would not be
+    safe.
+
+    Attributes:
+        store: where the sequences live.
+        sequences: one a batch row, all of the same length; always the same list.
+    """
+
+    def __init__(self, store: KVStore, *, relative: SequenceGroup | None = None) -> None:
+        self.store = store
+        self.sequences: list[Sequence] = []
+        self._names: Iterator[int] = relative._names if relative else count()
+        self._orphans: deque[str] = relative._orphans if relative else deque()
+        finalize(self, _leave_behind, self.sequences, self._orphans).atexit = False
+
+    def create(self, n: int, budget: Budget) -> None:
+        """Replace the sequences by n empty ones."""
+        self.clear()
+        for _ in range(n):
+            sequence = self.store.create(self._new_name())
+            sequence.budget = budget
+            self.sequences.append(sequence)
+
+    def select(self, indices: list[int]) -> None:
+        """Make sequence i what sequence indices[i] is; one that is wanted twice is forked, one not wanted dropped."""
+        chosen: list[Sequence] = []
+        kept: set[int] = set()
+        for index in indices:
+            sequence = self.sequences[index]
+            chosen.append(sequence.fork(self._new_name()) if index in kept else sequence)
+            kept.add(index)
+        unwanted = [s for i, s in enumerate(self.sequences) if i not in kept]
+        self.sequences[:] = chosen
+        self._drop(s.name for s in unwanted)
+
+    def fork(self) -> SequenceGroup:
+        """Return a group of forks."""
+        twin = SequenceGroup(self.store, relative=self)
+        twin.sequences[:] = [s.fork(self._new_name()) for s in self.sequences]
+        return twin
+
+    def clear(self) -> None:
+        """Drop all sequences."""
+        names = [s.name for s in self.sequences]
+        self.sequences.clear()
+        self._drop(names)
+
+    def _new_name(self) -> str:
+        while self._orphans:
+            self.store.drop(self._orphans.popleft())
+        return f"row-{next(self._names)}"
+
+    def _drop(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.store.drop(name)
+
+
+def _leave_behind(sequences: list[Sequence], orphans: deque[str]) -> None:
+    orphans.extend(sequence.name for sequence in sequences)
