@@ -27,6 +27,7 @@ from kvstore.planner import Plan, plan_attention
 from kvstore.schema import Schema
 from kvstore.sequence import Sequence
 from kvstore.stats import Counters, StoreStats
+from kvstore.table_index import TableIndex
 from kvstore.topk import Query, TopK, find_top_k
 from kvstore.validate import as_group, check_head, check_k, check_layer, check_query, check_scale, query_array
 
@@ -50,6 +51,7 @@ class KVStore:
         self.workspace = Workspace()
         self._attention = Attention(schema, self.config, self.workspace)
         self._sequences: dict[str, Sequence] = {}
+        self._try_indexes()
         self._generation = 0
         self._closed = False
 
@@ -277,6 +279,13 @@ class KVStore:
         if len(self._sequences) != 1:
             raise InvalidQueryError(f"say which sequence: the store holds {len(self)} ({self._names()})")
         return next(iter(self._sequences.values()))
+
+    def _try_indexes(self) -> None:
+        """Make an empty index of each kind of layer, so that wrong settings show now and not after many rows."""
+        if self.config.index.kind != "flat":
+            kinds_of_layer = {rope: layer for layer, rope in enumerate(self.schema.rope or (None,))}
+            for layer in kinds_of_layer.values():
+                TableIndex(self.schema, self.config, layer, self.workspace).new_index(0)
 
     def _check_own(self, seq: Sequence) -> None:
         if not isinstance(seq, Sequence) or seq._store is not self:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvstore.config import StoreConfig
+from kvstore.errors import ConfigError
 from kvstore.index.base import Index
 from kvstore.index.registry import make_index
 from kvstore.index.runs import Runs
@@ -56,21 +57,29 @@ class TableIndex:
         start, stop = first_row + self._config.sinks, table.n_rows - self._config.window
         if stop <= start or self._config.index.kind == "flat":
             return
-        index = make_index(
-            self._config.index.kind,
-            self._schema.n_kv_heads,
-            self._schema.head_dim,
-            first_row=start,
-            rope=self._schema.rope[self._layer] if self._schema.rope else None,
-            seed=self._config.index.seed,
-            workspace=self._workspace,
-            **self._config.index.options,
-        )
+        index = self.new_index(start)
         keys, where = table.read_keys(start, stop), positions.at(np.arange(start, stop))
         index.train(keys, where)
         index.add(keys, where)
         self.index = index  # only now: a build that fails leaves what was there
         self.n_builds += 1
+
+    def new_index(self, first_row: int) -> Index:
+        """Return an empty index of the configured kind; raises `ConfigError` when none can be made."""
+        settings = self._config.index
+        try:
+            return make_index(
+                settings.kind,
+                self._schema.n_kv_heads,
+                self._schema.head_dim,
+                first_row=first_row,
+                rope=self._schema.rope[self._layer] if self._schema.rope else None,
+                seed=settings.seed,
+                workspace=self._workspace,
+                **settings.options,
+            )
+        except TypeError as error:  # a setting that the kind does not have
+            raise ConfigError(f"no index of kind {settings.kind!r} with {settings.options}: {error}") from error
 
     def truncate(self, n_rows: int) -> None:
         """Uncover what is inside the window of a table cut to n_rows; the codebook stays."""

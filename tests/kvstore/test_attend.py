@@ -34,7 +34,7 @@ def middle_of(config, n):
     return config.sinks, n - config.window
 
 
-# ---- dense -----------------------------------------------------------------------------------------------------------
+# ---- dense ----
 
 
 @pytest.mark.parametrize("one_by_one", [False, True])
@@ -154,7 +154,7 @@ def test_the_scale_of_the_schema_is_used():
     assert_attends(seq.attend(0, q), q, keys, values, 1.5)
 
 
-# ---- selective -------------------------------------------------------------------------------------------------------
+# ---- selective ----
 
 
 @pytest.mark.parametrize("reduce", REDUCTIONS)
@@ -211,7 +211,7 @@ def test_padding_rows_are_as_if_they_were_not_there(first_row, n, make_config):
             torch.testing.assert_close(padded.attend(0, q, budget=budget), plain.attend(0, q, budget=budget))
 
 
-# ---- inside a step ---------------------------------------------------------------------------------------------------
+# ---- inside a step ----
 
 
 @pytest.mark.parametrize("budget", [None, 24])
@@ -249,7 +249,7 @@ def test_rows_of_a_rolled_back_step_are_not_attended_to():
     assert same_bits(seq.attend(0, q, budget=None), before[1])
 
 
-# ---- several at once -------------------------------------------------------------------------------------------------
+# ---- several at once ----
 
 
 def batch_of(config, lengths=(5, 700, 40, 3000, 90)):

@@ -143,7 +143,7 @@ def test_memory_of_dropped_sequences_is_used_again():
     assert store.stats().heap_reserved_bytes == 2 * 7 * store.heap.block_bytes
 
 
-# ---- truncate --------------------------------------------------------------------------------------------------------
+# ---- truncate ----
 
 
 @each_config
@@ -195,7 +195,7 @@ def test_positions_are_cut_with_the_rows():
     assert seq.positions().tolist() == [7, 8, 20, 21, 22]
 
 
-# ---- fork ------------------------------------------------------------------------------------------------------------
+# ---- fork ----
 
 
 @each_config
