@@ -27,6 +27,10 @@ ENV_DIRECTORY = "KVSTORE_JIT_CACHE"
 """Environment variable: a directory for compiled kernels, or `off`."""
 
 
+_TORN = (EOFError, pickle.UnpicklingError, ValueError, AttributeError, ImportError, IndexError, KeyError)
+"""What unpickling a damaged file may raise."""
+
+
 def cache_directory() -> Path | None:
     """Return the private directory of compiled kernels, made if need be, or None if there can be none."""
     chosen = os.environ.get(ENV_DIRECTORY) or os.environ.get("NUMBA_CACHE_DIR")
@@ -127,8 +131,8 @@ class KernelCache:
             file = self._open()
             data = file.load(self._key(signature, target.codegen())) if file else None
             return None if data is None else CompileResult._rebuild(target, *data)
-        except (OSError, EOFError, pickle.UnpicklingError, ValueError, AttributeError, ImportError):
-            return None  # unreadable or torn file: compile again
+        except (OSError, *_TORN):
+            return None  # compile again
 
     def save_overload(self, signature: Any, result: Any) -> None:
         """Store a compile result; a full or read-only disk only means that it is not stored."""
@@ -137,7 +141,7 @@ class KernelCache:
         try:
             file = self._open()
             if file:
-                file.save(self._key(signature, result.codegen), result._reduce())
+                self._save(file, self._key(signature, result.codegen), result._reduce())
         except OSError:
             return
 
@@ -153,6 +157,14 @@ class KernelCache:
         file = self._open()
         if file:
             file.flush()
+
+    @staticmethod
+    def _save(file: Any, key: Any, data: Any) -> None:
+        try:
+            file.save(key, data)
+        except _TORN:  # the list of what is stored cannot be read: begin a new one
+            file.flush()
+            file.save(key, data)
 
     def _open(self) -> Any:
         if not self._opened:
