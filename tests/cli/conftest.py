@@ -1,0 +1,97 @@
+"""A tiny random model in a directory, and a way to run the command line."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+transformers = pytest.importorskip("transformers")
+
+CHAT = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    """Byte-level BPE with a small vocabulary: every text has tokens."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<pad>", "<end>", "<|user|>", "<|assistant|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(["the text of a book that tells a magic number, and then the other text"], trainer)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token="<pad>", eos_token="<end>")
+
+
+@pytest.fixture(scope="session")
+def model(tokenizer):
+    config = transformers.LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        initializer_range=0.2,
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=1,
+    )
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="session")
+def model_dir(model, tokenizer, tmp_path_factory) -> Path:
+    """Directory of a model without a chat template."""
+    directory = tmp_path_factory.mktemp("models") / "tiny"
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def chat_dir(model, tokenizer, tmp_path_factory) -> Path:
+    """Directory of the same model with a chat template."""
+    directory = tmp_path_factory.mktemp("models") / "tiny-chat"
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    (directory / "chat_template.jinja").write_text(CHAT)
+    return directory
+
+
+@pytest.fixture
+def run() -> Callable[..., Result]:
+    from kvstore.cli.app import build_app
+
+    def invoke(*arguments: object, stdin: str | None = None) -> Result:
+        return CliRunner().invoke(build_app(), [str(a) for a in arguments], input=stdin, catch_exceptions=False)
+
+    return invoke
+
+
+@pytest.fixture
+def refused(run) -> Callable[..., str]:
+    """Run a command that must be refused; returns its one line on stderr."""
+
+    def invoke(*arguments: object, stdin: str | None = None) -> str:
+        result = run(*arguments, stdin=stdin)
+        assert result.exit_code == 2, result.output
+        assert result.stdout == ""
+        lines = [line for line in result.stderr.splitlines() if not line.endswith(" ...")]
+        assert len(lines) == 1, result.stderr
+        assert lines[0].startswith("kvstore: ")
+        return lines[0]
+
+    return invoke
