@@ -19,13 +19,10 @@ from kvstore.index.pq_raw_kernels import raw_scan
 from kvstore.index.pq_rope_kernels import rope_scan
 from kvstore.index.rope import RopeSpec
 from kvstore.index.runs import Runs
-from kvstore.index.threads import run_parallel, run_sized
+from kvstore.index.threads import run_parallel
 
 _PARALLEL_ROWS = 1024
 """Rows of all heads together from which waking other threads pays."""
-
-_LOOKUP_NS, _TURN_NS = 0.4, 0.05
-"""Rough nanoseconds of a table look-up, and of a number of a query and row; for `run_sized`."""
 
 
 class Coder:
@@ -103,6 +100,12 @@ class Coder:
         keys[:, self._order] = np.concatenate(parts, 1)
         return keys
 
+    def score_ns(self, group: int) -> float:
+        """Rough nanoseconds to score one row for a group of query heads."""
+        if self._tables is None:
+            return 0.4 * self._layout.n_words * group
+        return 0.05 * self._layout.head_dim * group
+
     def scan(
         self,
         codes: npt.NDArray[Any],
@@ -118,14 +121,12 @@ class Coder:
         tables = self._tables
         if tables is None:
             kernel = raw_scan(layout.m, layout.bits, layout.per_word)
-            work_ns = _LOOKUP_NS * q.shape[0] * q.shape[1] * layout.n_words * (stop - start)
-            run_sized(work_ns, kernel, codes, codebook.laid, self._order, start, stop, q, out)
+            run_parallel(kernel, codes, codebook.laid, self._order, start, stop, q, out)
         else:
             width = scan_width(q.shape[1])
             kernel = rope_scan(layout.sub_dim // 2, layout.m, width, layout.bits, layout.per_word)
-            work_ns = _TURN_NS * q.size * (stop - start)
-            run_sized(
-                work_ns, kernel, codes, codebook.centroids, self._order, runs.offsets, runs.positions,
+            run_parallel(
+                kernel, codes, codebook.centroids, self._order, runs.offsets, runs.positions,
                 tables.angles, tables.coarse, tables.scan, start, stop, q, out,
             )  # fmt: skip
 

@@ -10,11 +10,8 @@ from kvstore.index.checks import checked_float, checked_positions, checked_view
 from kvstore.index.flat_kernels import flat_scan, scan_width
 from kvstore.index.rows import RowView
 from kvstore.index.scanned import ScannedIndex
-from kvstore.index.threads import run_sized
+from kvstore.index.threads import run_parallel
 from kvstore.index.workspace import Workspace
-
-_PRODUCT_NS = 0.15
-"""Rough nanoseconds a number of a key and query head; only whether to wake threads depends on it."""
 
 
 class FlatIndex(ScannedIndex):
@@ -100,11 +97,14 @@ class FlatIndex(ScannedIndex):
         twin._n_rows = self._n_rows
         return twin
 
+    def _score_ns(self, group: int) -> float:
+        return 0.15 * self.head_dim * group
+
     def _scan(self, q: FloatArray, view: RowView | None, start: int, stop: int, out: FloatArray) -> None:
         view = checked_view(view, self.n_kv_heads, self.head_dim, stop)
         kernel = flat_scan(self.head_dim, scan_width(q.shape[1]), view.dtype_code)
         strides = (view.block_tokens, view.head_stride_bytes, view.row_stride_bytes)
-        run_sized(_PRODUCT_NS * q.size * (stop - start), kernel, view.block_addresses, *strides, start, stop, q, out)
+        run_parallel(kernel, view.block_addresses, *strides, start, stop, q, out)
 
     def _check(self) -> None:
         assert self._n_rows >= 0

@@ -190,6 +190,9 @@ class PQIndex(ScannedIndex):
         settings = {"m": self.layout.m, "bits": self.layout.bits, "space": self.space}
         return {**super().describe(), **settings, "pairs": self.layout.paired, "trained": self.trained}
 
+    def _score_ns(self, group: int) -> float:
+        return self._coder.score_ns(group)
+
     def _scan(self, q: FloatArray, view: RowView | None, start: int, stop: int, out: FloatArray) -> None:
         first = self.first_row
         self._coder.scan(self._codes, self._runs, self.codebook, start - first, stop - first, q, out)

@@ -10,7 +10,7 @@ from kvstore.index.base import Candidates, FloatArray, Index
 from kvstore.index.checks import checked_float, checked_range, checked_search
 from kvstore.index.rank import rank_heads
 from kvstore.index.rows import RowView
-from kvstore.index.threads import run_sized
+from kvstore.index.threads import begin_work, end_work, run_parallel
 from kvstore.index.workspace import Workspace, default_workspace
 
 _RANK_NS = 1.0
@@ -63,9 +63,12 @@ class ScannedIndex(Index):
         log_norm = np.full((heads, group), -np.inf, np.float32)
         if k > 0:
             scores, places = self._workspace.take(heads, group, high - low)
-            self._scan(q, view, low, high, scores)
-            ranking = (float(scale), reduction, k, low, places, rows, picked, log_norm)
-            run_sized(_RANK_NS * scores.size, rank_heads, scores, *ranking)
+            before = begin_work((self._score_ns(group) + _RANK_NS * group) * heads * (high - low))
+            try:
+                self._scan(q, view, low, high, scores)
+                run_parallel(rank_heads, scores, float(scale), reduction, k, low, places, rows, picked, log_norm)
+            finally:
+                end_work(before)
         return Candidates(rows, picked, log_norm)
 
     def _checked_query(self, q: FloatArray) -> FloatArray:
@@ -73,6 +76,10 @@ class ScannedIndex(Index):
         if q.shape[1] == 0:
             raise ValueError("queries must hold at least one query head a KV head")
         return q
+
+    @abstractmethod
+    def _score_ns(self, group: int) -> float:
+        """Rough nanoseconds to score a row of one KV head; only whether to wake threads depends on it."""
 
     @abstractmethod
     def _scan(self, q: FloatArray, view: RowView | None, start: int, stop: int, out: FloatArray) -> None:

@@ -24,17 +24,34 @@ def run_parallel(kernel: Callable[..., Any], *arguments: Any) -> Any:
         return kernel(*arguments)
 
 
-def run_sized(work_ns: float, kernel: Callable[..., Any], *arguments: Any) -> Any:
-    """`run_parallel`, on the calling thread alone when the work is too little to wake others for it."""
-    if work_ns >= _WAKE_NS:
-        return run_parallel(kernel, *arguments)
+def begin_work(work_ns: float) -> int:
+    """Keep the kernels that follow on the calling thread if their work is too little to wake others for it.
+
+    Returns what `end_work` needs; a pair of plain calls, because a search is short.
+    """
     _launch()
-    before = numba.get_num_threads()
+    if work_ns >= _WAKE_NS:
+        return 0
+    before: int = numba.get_num_threads()
+    if before == 1:
+        return 0
     numba.set_num_threads(1)
+    return before
+
+
+def end_work(before: int) -> None:
+    """Undo `begin_work`."""
+    if before:
+        numba.set_num_threads(before)
+
+
+def run_sized(work_ns: float, kernel: Callable[..., Any], *arguments: Any) -> Any:
+    """`run_parallel` between `begin_work` and `end_work`."""
+    before = begin_work(work_ns)
     try:
         return run_parallel(kernel, *arguments)
     finally:
-        numba.set_num_threads(before)
+        end_work(before)
 
 
 @contextmanager
