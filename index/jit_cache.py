@@ -20,6 +20,7 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
+import numpy as np
 from numba.core.caching import IndexDataCacheFile
 from numba.core.compiler import CompileResult
 
@@ -92,7 +93,9 @@ def _absorb_value(value: Any, digest: Any, seen: set[int]) -> None:
             digest.update(_stable(value.targetoptions).encode())
         if (inner.__module__ or "").partition(".")[0] not in ("numba", "numpy", "llvmlite"):
             _absorb_function(inner, digest, seen)
-    elif isinstance(value, (int, float, str, tuple, bool, type(None))):
+    elif isinstance(value, np.ndarray):  # a global array is a constant to Numba
+        digest.update(repr((value.shape, value.dtype)).encode() + value.tobytes())
+    elif isinstance(value, (int, float, str, tuple, bool, type(None), np.generic)):
         digest.update(repr(value).encode())
 
 

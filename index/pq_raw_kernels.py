@@ -24,11 +24,31 @@ def raw_scan(m: int, bits: int, per_word: int) -> Any:
     """
     n_words = -(-m // per_word)
     size = 1 << (bits * per_word)
-    add_codes = _word_scanner(n_words, size)
+    fill_tables, add_codes = _table_filler(m, bits, per_word, size), _word_scanner(n_words, size)
+
+    @jit(parallel=True)
+    def scan(codes, laid, order, start, stop, q, out):  # type: ignore[no-untyped-def]
+        n_heads, group, _ = q.shape
+        n_chunks = count_chunks(stop - start)
+        tables = np.empty((n_heads, group, n_words * size), np.float32)
+        for task in prange(n_heads * group):
+            h, g = divmod(np.int64(task), group)
+            fill_tables(laid[h], order, q[h, g], tables[h, g])
+        for task in prange(n_heads * n_chunks):
+            h, chunk = divmod(np.int64(task), n_chunks)  # prange counts in uint64
+            low, high = chunk_bounds(stop - start, n_chunks, chunk)
+            for g in range(group):
+                add_codes(codes[h, start + low : start + high], tables[h, g], out[h, g, low:high])
+
+    return scan
+
+
+def _table_filler(m: int, bits: int, per_word: int, size: int) -> Any:
+    """Return the kernel that multiplies one query head with all that a word can mean."""
 
     @jit
     def fill_tables(laid, order, q, tables):  # type: ignore[no-untyped-def]
-        """Write the inner products of one query head with all that a word can mean: tables [n_words * size]."""
+        """laid, order and q of one KV head and query head; tables float32 [n_words * size], out."""
         sub_dim, k = laid.shape[1], min(laid.shape[2], 1 << bits)
         products = np.zeros(1 << bits, np.float32)
         tables[:] = 0.0
@@ -46,21 +66,7 @@ def raw_scan(m: int, bits: int, per_word: int) -> Any:
                 for i in range(filled):
                     part[i] = table[i] + x
 
-    @jit(parallel=True)
-    def scan(codes, laid, order, start, stop, q, out):  # type: ignore[no-untyped-def]
-        n_heads, group, _ = q.shape
-        n_chunks = count_chunks(stop - start)
-        tables = np.empty((n_heads, group, n_words * size), np.float32)
-        for task in prange(n_heads * group):
-            h, g = divmod(np.int64(task), group)
-            fill_tables(laid[h], order, q[h, g], tables[h, g])
-        for task in prange(n_heads * n_chunks):
-            h, chunk = divmod(np.int64(task), n_chunks)  # prange counts in uint64
-            low, high = chunk_bounds(stop - start, n_chunks, chunk)
-            for g in range(group):
-                add_codes(codes[h, start + low : start + high], tables[h, g], out[h, g, low:high])
-
-    return scan
+    return fill_tables
 
 
 def _word_scanner(n_words: int, size: int) -> Any:

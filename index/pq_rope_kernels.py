@@ -33,39 +33,7 @@ def rope_scan(n_pairs: int, m: int, width: int, bits: int, per_word: int) -> Any
     start, stop: offsets into codes; q float32 [n_kv_heads, group >= width, head_dim];
     out float32 [n_kv_heads, >= group, >= stop - start].
     """
-    pairs = m * n_pairs
-    score_block = _block_scorer(n_pairs, m, width, bits, per_word)
-
-    @jit
-    def arrange_query(q, order, real, imaginary):  # type: ignore[no-untyped-def]
-        for g in range(q.shape[0]):
-            for j in range(m):
-                for i in range(n_pairs):
-                    p, place = j * n_pairs + i, 2 * j * n_pairs + i
-                    real[g, p], imaginary[g, p] = q[g, order[place]], q[g, order[place + n_pairs]]
-
-    @jit
-    def scan_run(codes, centroids, order, position, angles, coarse, fine, q, out):  # type: ignore[no-untyped-def]
-        """Score rows at consecutive positions from `position` on."""
-        group, n = q.shape[0], codes.shape[0]
-        large, small = np.empty((2, pairs)), np.empty((2, pairs), np.float32)
-        query, folded = np.empty((2, group, pairs), np.float32), np.empty((group, 2 * pairs), np.float32)
-        parts, spare = np.empty(ROWS * m, np.int64), np.empty((width, ROWS), np.float32)
-        arrange_query(q, order, query[0], query[1])
-        row = np.int64(0)
-        while row < n:
-            block = (position + row) // BLOCK
-            v = position + row - block * BLOCK
-            if row == 0 or block % BLOCK == 0:
-                super_phase(block, angles, large)
-            block_phase(block, large, coarse, small)
-            for g in range(group):
-                _fold(query[0, g], query[1, g], small[0], small[1], folded[g, :pairs], folded[g, pairs:])
-            stop = min(n, row + BLOCK - v)
-            for g in range(0, group, width):
-                first = min(g, group - width)
-                score_block(codes, row, stop, v, centroids, fine, folded[first:], parts, spare, out[first:])
-            row = stop
+    scan_run = _run_scanner(n_pairs, m, width, bits, per_word)
 
     @jit(parallel=True)
     def scan(codes, centroids, order, offsets, positions, angles, coarse, fine, start, stop, q, out):  # type: ignore[no-untyped-def]
@@ -84,6 +52,46 @@ def rope_scan(n_pairs: int, m: int, width: int, bits: int, per_word: int) -> Any
                 row, run = end, run + 1
 
     return scan
+
+
+def _run_scanner(n_pairs: int, m: int, width: int, bits: int, per_word: int) -> Any:
+    """Return the kernel for rows of one KV head at consecutive positions, block by block."""
+    pairs = m * n_pairs
+    score_block = _block_scorer(n_pairs, m, width, bits, per_word)
+
+    @jit
+    def scan_run(codes, centroids, order, position, angles, coarse, fine, q, out):  # type: ignore[no-untyped-def]
+        group, n = q.shape[0], codes.shape[0]
+        large, small = np.empty((2, pairs)), np.empty((2, pairs), np.float32)
+        query, folded = np.empty((2, group, pairs), np.float32), np.empty((group, 2 * pairs), np.float32)
+        parts, spare = np.empty(ROWS * m, np.int64), np.empty((width, ROWS), np.float32)
+        _arrange_query(q, order, n_pairs, query[0], query[1])
+        row = np.int64(0)
+        while row < n:
+            block = (position + row) // BLOCK
+            v = position + row - block * BLOCK
+            if row == 0 or block % BLOCK == 0:
+                super_phase(block, angles, large)
+            block_phase(block, large, coarse, small)
+            for g in range(group):
+                _fold(query[0, g], query[1, g], small[0], small[1], folded[g, :pairs], folded[g, pairs:])
+            stop = min(n, row + BLOCK - v)
+            for g in range(0, group, width):
+                first = min(g, group - width)
+                score_block(codes, row, stop, v, centroids, fine, folded[first:], parts, spare, out[first:])
+            row = stop
+
+    return scan_run
+
+
+@jit
+def _arrange_query(q: Any, order: Any, n_pairs: Any, real: Any, imaginary: Any) -> Any:
+    """Split queries float32 [group, head_dim] into real and imaginary parts, [group, pairs], as pairs are arranged."""
+    for g in range(q.shape[0]):
+        for p in range(real.shape[1]):
+            j, i = divmod(p, n_pairs)
+            place = 2 * j * n_pairs + i
+            real[g, p], imaginary[g, p] = q[g, order[place]], q[g, order[place + n_pairs]]
 
 
 @jit

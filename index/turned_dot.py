@@ -19,7 +19,7 @@ from kvstore.index.vectors import (
     pointer_at,
     sum_four,
     vector,
-)  # fmt: skip
+)
 
 ROWS = 4
 """Rows a call scores: the query's numbers are loaded once for all of them."""
@@ -42,34 +42,38 @@ def turned_dot(n_pairs: int, m: int, width: int) -> Any:
     def dot(typing_context: Any, parts: Any, cosines: Any, sines: Any, query: Any, out: Any, stride: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             parts, cosines, sines, query, out, stride = arguments
-            sums = [[ir.Constant(vector(lanes), [0.0] * lanes)] * ROWS for _ in range(width)]
+            sums = [[ir.Constant(vector(lanes), [0.0] * lanes) for _ in range(ROWS)] for _ in range(width)]
             rows = [_part_pointers(builder, parts, r, m) for r in range(ROWS)]
             for low in range(0, pairs, lanes):
-                n = min(lanes, pairs - low)
-                heads = [
-                    [_load(builder, query, (2 * g + half) * pairs + low, n, lanes) for half in (0, 1)]
-                    for g in range(width)
-                ]
+                span = (low, min(lanes, pairs - low), lanes)
+                heads = [[_load(builder, query, (2 * g + half) * pairs, span) for half in (0, 1)] for g in range(width)]
                 for r in range(ROWS):
-                    c = _load(builder, cosines, r * pairs + low, n, lanes)
-                    s = _load(builder, sines, r * pairs + low, n, lanes)
-                    x = _gather(builder, rows[r], low, n, n_pairs, 0, lanes)
-                    y = _gather(builder, rows[r], low, n, n_pairs, n_pairs, lanes)
-                    real = builder.fsub(builder.fmul(x, c, flags=["contract"]),
-                                        builder.fmul(y, s, flags=["contract"]), flags=["contract"])  # fmt: skip
-                    imaginary = multiply_add(builder, x, s, builder.fmul(y, c, flags=["contract"]))
+                    c, s = _load(builder, cosines, r * pairs, span), _load(builder, sines, r * pairs, span)
+                    x, y = (_gather(builder, rows[r], n_pairs, half * n_pairs, span) for half in (0, 1))
+                    real, imaginary = _turn(builder, x, y, c, s)
                     for g, (a, b) in enumerate(heads):
-                        sums[g] = list(sums[g])
                         sums[g][r] = multiply_add(builder, b, imaginary, multiply_add(builder, a, real, sums[g][r]))
-            for g in range(width):
-                place = builder.add(out, builder.mul(stride, ir.Constant(I64, g)))
-                pointer = builder.inttoptr(place, vector(ROWS).as_pointer())
-                builder.store(sum_four(builder, sums[g], lanes), pointer, align=4)
+            _store_sums(builder, sums, out, stride, lanes)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 6), generate
 
     return dot
+
+
+def _turn(builder: Any, x: Any, y: Any, c: Any, s: Any) -> tuple[Any, Any]:
+    """(x + 1j y) (c + 1j s)."""
+    fused = ["contract"]
+    real = builder.fsub(builder.fmul(x, c, flags=fused), builder.fmul(y, s, flags=fused), flags=fused)
+    return real, multiply_add(builder, x, s, builder.fmul(y, c, flags=fused))
+
+
+def _store_sums(builder: Any, sums: list[list[Any]], out: Any, stride: Any, lanes: int) -> None:
+    """Store the sum over lanes of each of 4 rows, a line a query head."""
+    for g, four in enumerate(sums):
+        place = builder.add(out, builder.mul(stride, ir.Constant(I64, g)))
+        pointer = builder.inttoptr(place, vector(ROWS).as_pointer())
+        builder.store(sum_four(builder, four, lanes), pointer, align=4)
 
 
 def _part_pointers(builder: Any, parts: Any, row: int, m: int) -> list[Any]:
@@ -79,13 +83,15 @@ def _part_pointers(builder: Any, parts: Any, row: int, m: int) -> list[Any]:
     return [builder.inttoptr(place, FLOAT.as_pointer()) for place in places]
 
 
-def _load(builder: Any, address: Any, offset: int, n: int, lanes: int) -> Any:
-    """Load n numbers from `offset` on; lanes left over are zero."""
-    return join(builder, [(load_lanes(builder, pointer_at(builder, address, offset), n), n)], lanes)
+def _load(builder: Any, address: Any, offset: int, span: tuple[int, int, int]) -> Any:
+    """Load n numbers, the first `low` behind `offset`, for span = (low, n, lanes); lanes left over are zero."""
+    low, n, lanes = span
+    return join(builder, [(load_lanes(builder, pointer_at(builder, address, offset + low), n), n)], lanes)
 
 
-def _gather(builder: Any, sources: list[Any], low: int, n: int, n_pairs: int, shift: int, lanes: int) -> Any:
+def _gather(builder: Any, sources: list[Any], n_pairs: int, shift: int, span: tuple[int, int, int]) -> Any:
     """Load pairs [low, low + n) of a row from the centroids that hold them, `shift` numbers into each."""
+    low, n, lanes = span
     parts = []
     while n > 0:
         j, i = divmod(low, n_pairs)

@@ -120,16 +120,19 @@ def test_a_failing_disk_is_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
     assert double(4) == 8
 
 
-def test_fingerprints_see_closures_globals_and_options() -> None:
-    def make(size: int) -> Any:
+@pytest.mark.parametrize(
+    ("one", "other"), [(1, 2), (1.5, 2.5), (np.float32(1), np.float32(2)), (np.ones(3), np.zeros(3)), ((1, 2), (1, 3))]
+)
+def test_fingerprints_see_constants(one: Any, other: Any) -> None:
+    def make(constant: Any) -> Any:
         def kernel(x: Any) -> Any:
-            return x + size
+            return x + constant
 
         return kernel
 
-    assert fingerprint(make(1)) == fingerprint(make(1))
-    assert fingerprint(make(1)) != fingerprint(make(2))
-    assert fingerprint(make(1), "a") != fingerprint(make(1), "b")
+    assert fingerprint(make(one)) == fingerprint(make(one))
+    assert fingerprint(make(one)) != fingerprint(make(other))
+    assert fingerprint(make(one), "a") != fingerprint(make(one), "b")
 
 
 def test_torch_keeps_its_threads() -> None:
