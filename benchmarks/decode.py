@@ -180,13 +180,16 @@ def _run(options: Options, path: str | None, text: Path | None, threads: int | N
     if threads is not None:
         torch.set_num_threads(threads)
     report = Report("decode", describe_machine())
-    with Progress() as tell:
-        loaded = load_model(path, report=tell)
-        ids = inputs.tokens_of(inputs.read_text(text), loaded.tokenizer)
-        _check_text(options, len(ids), loaded.context_tokens)
-        run_decode(loaded.model, ids, options, report, tell, load=functools.partial(inputs.load_model_only, path))
-    console = Console()
-    console.print(report.table(), width=None if console.is_terminal else FILE_WIDTH)
+    try:
+        with Progress() as tell:
+            loaded = load_model(path, report=tell)
+            ids = inputs.tokens_of(inputs.read_text(text), loaded.tokenizer)
+            _check_text(options, len(ids), loaded.context_tokens)
+            run_decode(loaded.model, ids, options, report, tell, load=functools.partial(inputs.load_model_only, path))
+    finally:
+        if report.rows:  # also those of a run that was stopped; only a complete one becomes JSON
+            console = Console()
+            console.print(report.table(), width=None if console.is_terminal else FILE_WIDTH)
     return report
 
 
