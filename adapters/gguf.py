@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from kvstore.adapters.gguf_tokenizer import read_tokenizer
 from kvstore.adapters.model_source import ModelFileError
 from kvstore.adapters.quiet import quiet_transformers, without_bars
 
@@ -21,7 +22,7 @@ def convert(file: Path, directory: Path, dtype: torch.dtype) -> None:
     """
     try:
         with quiet_transformers(), without_bars():
-            _tokenizer(file).save_pretrained(str(directory))
+            read_tokenizer(file).save_pretrained(str(directory))
             _model(file, dtype).save_pretrained(str(directory))
     except OSError:  # a full disk, say: the caller knows where it was writing to
         raise
@@ -44,31 +45,6 @@ def _model(file: Path, dtype: torch.dtype) -> Any:
     plain.load_state_dict(loaded.state_dict(), strict=True, assign=True)
     plain.tie_weights()
     return plain
-
-
-def _tokenizer(file: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name, local_files_only=True)
-    if _pre_tokenizer_name(file) == "smollm":
-        _split_digits(tokenizer)
-    return tokenizer
-
-
-def _split_digits(tokenizer: Any) -> None:
-    """Restore the step before byte-level BPE that the conversion drops: each digit is a token of its own."""
-    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
-
-    tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
-        [Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]
-    )
-
-
-def _pre_tokenizer_name(file: Path) -> str:
-    from gguf import GGUFReader
-
-    field = GGUFReader(str(file)).get_field("tokenizer.ggml.pre")
-    return str(field.contents()) if field is not None else ""
 
 
 def first_line(error: Exception) -> str:

@@ -11,7 +11,7 @@ transformers = pytest.importorskip("transformers")
 gguf = pytest.importorskip("gguf")
 
 from kvstore.adapters import gguf as conversion  # noqa: E402
-from kvstore.adapters.checkpoints import MANIFEST, CheckpointCache, cache_dir  # noqa: E402
+from kvstore.adapters.checkpoints import MANIFEST, cache_dir  # noqa: E402
 from kvstore.adapters.model_files import load_model  # noqa: E402
 from kvstore.adapters.model_source import ModelFileError, find_model  # noqa: E402
 
@@ -45,7 +45,7 @@ def alphabet():
 @pytest.fixture(scope="module")
 def model(alphabet):
     config = transformers.LlamaConfig(
-        vocab_size=len(alphabet) + 3,
+        vocab_size=len(alphabet) + 4,
         hidden_size=HIDDEN,
         intermediate_size=48,
         num_hidden_layers=LAYERS,
@@ -64,6 +64,11 @@ def model(alphabet):
 @pytest.fixture(scope="module")
 def gguf_file(model, alphabet, tmp_path_factory):
     file = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+    write_gguf(file, model, alphabet, "smollm")
+    return file
+
+
+def write_gguf(file, model, alphabet, pre_tokenizer):
     writer = gguf.GGUFWriter(str(file), "llama")
     config = model.config
     writer.add_context_length(config.max_position_embeddings)
@@ -77,12 +82,15 @@ def gguf_file(model, alphabet, tmp_path_factory):
     writer.add_rope_dimension_count(HIDDEN // HEADS)
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(["<start>", "<end>", *alphabet, "12"])
-    writer.add_token_types([3, 3, *[1] * (len(alphabet) + 1)])
-    writer.add_token_merges(["1 2"])
+    writer.add_tokenizer_pre(pre_tokenizer)
+    writer.add_token_list(["<start>", "<end>", *alphabet, "12", "th"])
+    writer.add_token_types([3, 3, *[1] * (len(alphabet) + 2)])
+    writer.add_token_merges(["1 2", "t h"])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
+    writer.add_unk_token_id(0)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template("{{ messages[0]['content'] }}<end>")
     for name, weight in model.state_dict().items():
         if (gguf_name := name_in_gguf(name)) is not None:
             writer.add_tensor(gguf_name, as_llama_cpp(name, weight.numpy()))
@@ -90,7 +98,6 @@ def gguf_file(model, alphabet, tmp_path_factory):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return file
 
 
 def name_in_gguf(name):
@@ -133,6 +140,19 @@ def test_gguf_tokenizer_keeps_digits_apart(gguf_file):
     tokenizer = load_model(gguf_file).tokenizer
     assert tokenizer.tokenize("x 12, 1") == ["x", "Ġ", "1", "2", ",", "Ġ", "1"]
     assert tokenizer.decode(tokenizer("naïve 1984")["input_ids"]) == "naïve 1984"
+
+
+def test_gguf_tokenizer_keeps_special_tokens_and_chat(gguf_file):
+    tokenizer = load_model(gguf_file).tokenizer
+    assert tokenizer("th<end>x")["input_ids"][1] == tokenizer.eos_token_id == 1
+    assert tokenizer.decode([0, 5, 1], skip_special_tokens=True) == tokenizer.decode([5])
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False) == "x<end>"
+
+
+def test_other_gguf_tokenizers_are_left_to_transformers(model, alphabet, tmp_path):
+    write_gguf(tmp_path / "other.gguf", model, alphabet, "gpt-2")
+    tokenizer = load_model(tmp_path / "other.gguf").tokenizer
+    assert "12" in tokenizer.tokenize("x 12")
 
 
 def test_gguf_is_converted_once(gguf_file, monkeypatch):
@@ -179,43 +199,11 @@ def test_a_damaged_checkpoint_is_made_again(model, gguf_file, damage):
     assert same_weights(load_model(gguf_file).model, model)
 
 
-def test_half_written_checkpoints_do_not_count(tmp_path):
-    def dies(directory):
-        (directory / "part").write_text("half")
-        raise KeyboardInterrupt
-
-    def works(directory):
-        assert not list(directory.iterdir())
-        (directory / "whole").write_text("whole")
-
-    cache = CheckpointCache(tmp_path)
-    with pytest.raises(KeyboardInterrupt):
-        cache.get("key", dies)
-    assert not (tmp_path / "key").exists()
-    (tmp_path / "key.draft").mkdir()  # what a killed process leaves
-    (tmp_path / "key.draft" / "part").write_text("half")
-    directory = cache.get("key", works)
-    assert json.loads((directory / MANIFEST).read_text()).keys() == {"whole"}
-    assert cache.get("key", dies) == directory
-    assert not (tmp_path / "key.draft").exists()
-
-
 def test_a_cache_directory_that_cannot_be(gguf_file, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("KVSTORE_CACHE", str(tmp_path / "file"))
     with pytest.raises(ModelFileError, match="set KVSTORE_CACHE"):
         load_model(gguf_file)
-
-
-def test_cache_dir(monkeypatch, tmp_path):
-    monkeypatch.setenv("KVSTORE_CACHE", "~/own")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_dir() == tmp_path / "own" / "models"
-    monkeypatch.delenv("KVSTORE_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache_dir() == tmp_path / "xdg" / "kvstore" / "models"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_dir() == tmp_path / ".cache" / "kvstore" / "models"
 
 
 def test_a_directory_is_loaded_as_it_is(model, model_dir):

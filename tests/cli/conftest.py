@@ -7,8 +7,6 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-transformers = pytest.importorskip("transformers")
-
 CHAT = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -16,7 +14,12 @@ CHAT = (
 
 
 @pytest.fixture(scope="session")
-def tokenizer():
+def transformers():
+    return pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="session")
+def tokenizer(transformers):
     """Byte-level BPE with a small vocabulary: every text has tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -34,7 +37,7 @@ def tokenizer():
 
 
 @pytest.fixture(scope="session")
-def model(tokenizer):
+def model(transformers, tokenizer):
     config = transformers.LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=32,

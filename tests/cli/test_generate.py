@@ -120,9 +120,7 @@ def test_bad_models(refused, prompt, tmp_path):
     assert "broken.gguf" in refused(*arguments, broken)
 
 
-def test_unsupported_architecture(refused, prompt, tokenizer, tmp_path):
-    import transformers
-
+def test_unsupported_architecture(refused, prompt, transformers, tokenizer, tmp_path):
     config = transformers.BloomConfig(vocab_size=len(tokenizer), hidden_size=32, n_layer=1, n_head=2)
     transformers.BloomForCausalLM(config).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
