@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from kvstore.config import StoreConfig
+from kvstore.index.base import Candidates
 from kvstore.index.flat import FlatIndex
 from kvstore.index.threads import run_parallel
 from kvstore.kernels.score import score_kernel
@@ -37,6 +38,12 @@ class TopK:
         return int(self.positions.shape[-1])
 
 
+def nothing_found(n_kv_heads: int | None = None) -> TopK:
+    """The answer when there are no rows."""
+    shape = (0,) if n_kv_heads is None else (n_kv_heads, 0)
+    return TopK(torch.empty(shape, dtype=torch.int64), torch.empty(shape), exact=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Query:
     """One question to a table: which rows of [start, stop) score best.
@@ -57,24 +64,61 @@ class Query:
     exact: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Rows that may be among the best, with their exact scores.
+
+    Attributes:
+        rows: int64 [n_kv_heads, n]; scores: float32 [n_kv_heads, group, n], inner products.
+        log_norm: float32 [n_kv_heads, group], log of the softmax's denominator over all rows asked for; of rows that
+            were not candidates only the index knows the scores, so with an index this is an estimate.
+        exact: whether no better row can be missing.
+    """
+
+    rows: IntArray
+    scores: FloatArray
+    log_norm: FloatArray
+    exact: bool
+
+
 def find_top_k(table: Table, keeper: TableIndex, config: StoreConfig, query: Query) -> TopK:
     """Answer a query: from the index and an exact rerank where the index covers, exactly elsewhere.
 
     O(n) a head without an index; with one, O(codes) + O(over_fetch * k + rows outside the coverage) exact products.
     """
+    scored = score_candidates(table, keeper, config, query)
+    return best_of(scored, _group_scores(scored, query), query.k)
+
+
+def score_candidates(table: Table, keeper: TableIndex, config: StoreConfig, query: Query) -> Scored:
+    """Find the rows that may be among the k best and score them exactly."""
     index = keeper.index
     low, high = keeper.overlap(query.start, query.stop)
     if query.exact or index is None or low >= high or query.k >= query.stop - query.start:
-        return _exact(table, query)
-    k = min(high - low, round(config.index.over_fetch * query.k))
-    view = table.key_view() if index.exact else None
+        index, low, high = FlatIndex.over(table.key_view(), query.start, query.stop), query.start, query.stop
+    k = query.k if index.exact else min(high - low, round(config.index.over_fetch * query.k))
+    view = table.key_view() if index.needs_rows else None
     found = index.search(query.q, k, view, scale=query.scale, reduce=query.reduce, start=low, stop=high)
     outside = np.concatenate([np.arange(query.start, low), np.arange(high, query.stop)])
     rows = np.concatenate([found.rows, np.broadcast_to(outside, (len(found.rows), len(outside)))], axis=1)
     scores = exact_scores(table, rows, query.q)
-    # Of the rows that were not candidates only the index knows the scores: the normaliser is an estimate.
-    log_norm = np.logaddexp(found.log_norm, _log_sum_exp(query.scale * scores[:, :, k:]))
-    return _best(rows, _group_scores(scores, query, log_norm), query.k, exact=False)
+    covered = found.log_norm if index.exact else _corrected(found, scores[:, :, :k], query)
+    log_norm = np.logaddexp(covered, _log_sum_exp(query.scale * scores[:, :, k:]))
+    return Scored(rows, scores, log_norm, index.exact)
+
+
+def _corrected(found: Candidates, scores: FloatArray, query: Query) -> FloatArray:
+    """An index's log-normaliser, corrected by what the exact scores of its candidates say.
+
+    A centroid is the mean of its keys, so a coded score has no bias, but its exp has: the mean of an exp is more than
+    the exp of a mean. Candidates were chosen by their codes alone, so the ratio of their exact to their coded weight
+    estimates the factor for all rows.
+    """
+    if query.reduce != "sum_softmax":
+        return found.log_norm
+    exact = np.exp(query.scale * scores - found.log_norm[:, :, None]).sum(axis=(1, 2))
+    coded = np.maximum(found.scores.sum(axis=1), np.finfo(np.float32).tiny)
+    return np.asarray(found.log_norm + np.log(np.maximum(exact / coded, 1e-6))[:, None], np.float32)
 
 
 def exact_scores(table: Table, rows: IntArray, q: FloatArray) -> FloatArray:
@@ -94,31 +138,31 @@ def exact_scores(table: Table, rows: IntArray, q: FloatArray) -> FloatArray:
     return scores
 
 
-def _exact(table: Table, query: Query) -> TopK:
-    index = FlatIndex.over(table.key_view(), query.start, query.stop)
-    found = index.search(query.q, query.k, table.key_view(), scale=query.scale, reduce=query.reduce)
-    if query.q.shape[1] > 1:
-        return _best(found.rows, found.scores, query.k, exact=True)
-    return _best(found.rows, exact_scores(table, found.rows, query.q)[:, 0], query.k, exact=True)
+def softmax_weights(scored: Scored, query: Query) -> FloatArray:
+    """Sum over the group of the softmax over the rows asked for, float32 [n_kv_heads, n]; `group` in all."""
+    weights = np.exp(query.scale * scored.scores - scored.log_norm[:, :, None]).sum(axis=1)
+    return np.asarray(weights, np.float32)
 
 
-def _group_scores(scores: FloatArray, query: Query, log_norm: FloatArray) -> FloatArray:
-    if scores.shape[1] == 1:
-        return scores[:, 0]
+def best_of(scored: Scored, weights: FloatArray, k: int) -> TopK:
+    """The k rows of each head with the largest weights, best first, ties to the lower row."""
+    order = np.lexsort((scored.rows, -weights), axis=-1)[:, :k]
+    return TopK(
+        torch.from_numpy(np.take_along_axis(scored.rows, order, 1)),
+        torch.from_numpy(np.take_along_axis(weights, order, 1)),
+        scored.exact,
+    )
+
+
+def _group_scores(scored: Scored, query: Query) -> FloatArray:
+    if scored.scores.shape[1] == 1:
+        return scored.scores[:, 0]
     if query.reduce == "sum_softmax":
-        return np.asarray(np.exp(query.scale * scores - log_norm[:, :, None]).sum(axis=1), np.float32)
-    return np.asarray(scores.max(axis=1) if query.reduce == "max" else scores.mean(axis=1), np.float32)
+        return softmax_weights(scored, query)
+    reduced = scored.scores.max(axis=1) if query.reduce == "max" else scored.scores.mean(axis=1)
+    return np.asarray(reduced, np.float32)
 
 
 def _log_sum_exp(x: FloatArray) -> FloatArray:
     """Log of the sum of exp over the last axis; -inf where it is empty."""
     return np.asarray(np.logaddexp.reduce(x, axis=-1, initial=-np.inf), np.float32)
-
-
-def _best(rows: IntArray, scores: FloatArray, k: int, *, exact: bool) -> TopK:
-    order = np.lexsort((rows, -scores), axis=-1)[:, :k]
-    return TopK(
-        torch.from_numpy(np.take_along_axis(rows, order, 1)),
-        torch.from_numpy(np.take_along_axis(scores, order, 1)),
-        exact,
-    )

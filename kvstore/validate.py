@@ -74,10 +74,27 @@ def as_group(schema: Schema, q: torch.Tensor) -> torch.Tensor:
     return q[None, None] if single else q[None]
 
 
-def check_k(k: int) -> None:
-    """Raise `InvalidQueryError` unless k is a positive integer."""
-    if not is_integer(k) or k < 1:
+def check_k(k: int | None) -> int:
+    """Return k; raise `InvalidQueryError` unless it is a positive integer."""
+    if k is None or not is_integer(k) or k < 1:
         raise InvalidQueryError(f"k must be an integer of at least 1, not {k!r}")
+    return int(k)
+
+
+def check_mass(mass: float, k: int | None, reduce: str | None) -> None:
+    """Raise `InvalidQueryError` unless mass is a share in (0, 1] and nothing else says how many rows are wanted."""
+    if k is not None:
+        raise InvalidQueryError(f"give k or mass, not both (k={k!r}, mass={mass!r})")
+    if reduce not in (None, "sum_softmax"):
+        raise InvalidQueryError(f"mass is a share of the softmax; it does not go with reduce={reduce!r}")
+    if isinstance(mass, bool) or not isinstance(mass, (int, float)) or not 0.0 < mass <= 1.0:
+        raise InvalidQueryError(f"mass must be a share in (0, 1], not {mass!r}")
+
+
+def check_beta(beta: float) -> None:
+    """Raise `InvalidQueryError` unless beta is a finite number of at least 0."""
+    if isinstance(beta, bool) or not isinstance(beta, (int, float)) or not 0.0 <= beta < math.inf:
+        raise InvalidQueryError(f"beta must be finite and at least 0, not {beta!r}")
 
 
 def check_scale(scale: float) -> None:
