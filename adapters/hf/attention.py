@@ -33,12 +33,16 @@ def store_attention(
     query token a batch row goes to the store, which selects rows; more of them, masks with holes and scores
     with extras (soft caps, sinks, dropout) are computed densely over all rows.
     """
-    layer = take_over(key, kwargs)
-    if layer is None:
+    layer, intact = take_over(key, value, kwargs)
+    if layer is None or not intact:
+        if layer is not None:
+            layer.check_whole(module)
         return dense_attention(module, query, key, value, attention_mask, scaling, dropout, kwargs)
     batch, index = layer.batch, layer.index
+    if attention_mask is None or attention_mask.dtype == torch.bool:
+        layer.attention_config = module.config
     if index == 0:
-        batch.enter(module.config, attention_mask)
+        batch.enter(attention_mask)
     if layer.is_last:
         batch.finish()
     if query.shape[2] == 1 and batch.selects(attention_mask) and not dropout and not only_dense(kwargs):

@@ -30,7 +30,6 @@ class Batch:
         budget: of every sequence.
         exact_dense: whether a decode step whose budget covers all rows goes to the model's own dense attention.
         n_before, n_new: rows before the last step, and rows of it.
-        attention_config: configuration of the model whose attention asks this batch; None until it has done so.
     """
 
     def __init__(self, group: SequenceGroup, *, budget: Budget, exact_dense: bool) -> None:
@@ -38,7 +37,6 @@ class Batch:
         self.budget = budget
         self.exact_dense = exact_dense
         self.n_before = self.n_new = 0
-        self.attention_config: Any = None
         self._group = group
         self._step = _CLOSED
         self._n_rows = 0
@@ -104,9 +102,8 @@ class Batch:
         if self._step is _OPEN:
             self._roll_back()
 
-    def enter(self, config: Any, mask: torch.Tensor | None) -> None:
-        """Learn at the first layer's attention who asks, and from a prompt's mask how it is padded at the left."""
-        self.attention_config = config
+    def enter(self, mask: torch.Tensor | None) -> None:
+        """Learn at the first layer's attention, from a prompt's mask, how the batch is padded at the left."""
         if self.n_before == 0 and self._step is not _CLOSED:
             padding = None if mask is None else left_padding(mask, len(self.sequences))
             self._first_rows = padding or [0] * len(self.sequences)
@@ -173,7 +170,6 @@ class Batch:
         twin = Batch(self._group.fork(), budget=self.budget, exact_dense=self.exact_dense)
         twin.n_before, twin.n_new, twin._n_rows = self.n_before, self.n_new, self._n_rows
         twin._first_rows, twin._positions = self._first_rows[:], self._positions.copy()
-        twin.attention_config = self.attention_config
         return twin
 
     def _resize(self, n_batch: int) -> None:

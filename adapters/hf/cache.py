@@ -160,7 +160,7 @@ class StoreCache(Cache):  # type: ignore[misc]
 
     def _copy_layer(self, layer: Any, batch: Batch | None, memo: dict[int, Any]) -> Any:
         if batch is not None and isinstance(layer, StoreLayer):
-            return StoreLayer(batch, layer.index, len(self.store_layers))
+            return layer.copy_to(batch)
         for value in vars(layer).values():
             if isinstance(value, torch.Tensor):  # copy.deepcopy refuses tensors that are part of a graph
                 memo[id(value)] = value.detach().clone()

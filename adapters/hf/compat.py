@@ -36,19 +36,22 @@ def crop_argument(n_rows: int, target: int) -> int:
     return target - n_rows if _CROP_COUNTS_REMOVED else target
 
 
-def hand_over(layer: Any, key: Any, kwargs: dict[str, Any] | None) -> None:
-    """Let the attention function find the layer that returned key, float [batch, n_kv_heads, n, head_dim].
+def hand_over(layer: Any, key: Any, value: Any, kwargs: dict[str, Any] | None) -> None:
+    """Let the attention function find the layer that returned key and value.
 
-    Since 5.24 `update` is given the very dict that becomes the attention function's keyword arguments. Before
-    that the tensor is the only thing that goes from one to the other. Layers that borrow another layer's keys
-    see only the tensor in every version, so it always carries the layer.
+    Since 5.24 `update` is given the very dict that becomes the attention function's keyword arguments. Before that the
+    tensors are all that goes from one to the other, and they always are for layers that borrow another layer's keys.
     """
     if kwargs is not None:
         kwargs[HANDOVER] = layer
-    key._kvstore_layer = layer
+    key._kvstore_layer = value._kvstore_layer = layer
 
 
-def take_over(key: Any, kwargs: dict[str, Any]) -> Any:
-    """Return the layer that `hand_over` left, or None; removes it from kwargs."""
-    layer = kwargs.pop(HANDOVER, None)
-    return layer if layer is not None else getattr(key, "_kvstore_layer", None)
+def take_over(key: Any, value: Any, kwargs: dict[str, Any]) -> tuple[Any, bool]:
+    """Return the layer that `hand_over` left, or None, and whether key and value are as it returned them.
+
+    Removes the layer from kwargs.
+    """
+    marked = getattr(key, "_kvstore_layer", None)
+    layer = kwargs.pop(HANDOVER, marked)
+    return layer, marked is layer and getattr(value, "_kvstore_layer", None) is layer

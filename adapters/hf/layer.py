@@ -9,13 +9,15 @@ from transformers.cache_utils import DynamicLayer
 
 from kvstore.adapters.hf.batch import Batch
 from kvstore.adapters.hf.compat import NAME, hand_over, kept_rows
+from kvstore.errors import UnsupportedModelError
 
 
 class StoreLayer(DynamicLayer):  # type: ignore[misc]
     """A cache layer whose keys and values are the rows of one layer of a store.
 
-    `update` gives the attention function the new rows only, and itself; the attention function asks the store
-    for the rest. As long as no such function has asked, `update` returns all rows, as any other cache does.
+    `update` returns all rows, as any cache does, until `store_attention` has received what it returned, unchanged
+    and with a mask of the usual form. From then on it returns the new rows only: the attention function finds the
+    layer on them and asks the store for the rest.
 
     What concerns the whole batch is done once, by the first of the layers that share it.
     """
@@ -31,6 +33,8 @@ class StoreLayer(DynamicLayer):  # type: ignore[misc]
         self.index = index
         self.is_last = index == n_layers - 1
         self.is_initialized = True  # keys and values stay None
+        self.attention_config: Any = None  # of the model whose attention asks the store
+        self._returned_part = False  # whether the last update left out the rows before
 
     def __repr__(self) -> str:
         return f"StoreLayer({self.index})"
@@ -49,11 +53,26 @@ class StoreLayer(DynamicLayer):  # type: ignore[misc]
         batch.append(self.index, key_states, value_states)
         if self.is_last:
             batch.complete()
-        config = batch.attention_config
-        if config is None or config._attn_implementation != NAME:
+        config = self.attention_config
+        self._returned_part = config is not None and config._attn_implementation == NAME
+        if not self._returned_part:
             key_states, value_states = batch.whole(self.index, key_states, value_states)
-        hand_over(self, key_states, attention_kwargs)
+        hand_over(self, key_states, value_states, attention_kwargs)
         return key_states, value_states
+
+    def check_whole(self, module: Any) -> None:
+        """Raise `UnsupportedModelError` unless the last update returned all rows."""
+        if self._returned_part and self.batch.n_before:
+            raise UnsupportedModelError(
+                f"{type(module).__name__} changed keys or values on their way from the cache to attention, which it "
+                "had not done before; use another cache for this model"
+            )
+
+    def copy_to(self, batch: Batch) -> StoreLayer:
+        """Return the same layer of another batch."""
+        twin = StoreLayer(batch, self.index, self.batch.store.schema.n_layers)
+        twin.attention_config = self.attention_config
+        return twin
 
     def get_seq_length(self) -> int:
         """Rows that the layer holds, whatever the budget selects of them."""

@@ -15,10 +15,12 @@ def text_config(model_or_config: Any) -> Any:
 
 
 def model_class(model_or_config: Any) -> Any:
-    """Return the class of the model, or of the base model that transformers builds from a configuration, or None."""
+    """Return the class of the model, or of the one that transformers makes from a configuration, or None."""
     if hasattr(model_or_config, "forward"):
         return type(model_or_config)
-    return transformers.MODEL_MAPPING.get(type(text_config(model_or_config)), None)
+    config_class = type(text_config(model_or_config))
+    cls = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(config_class, None)
+    return cls or transformers.MODEL_MAPPING.get(config_class, None)
 
 
 def check_supported(model_or_config: Any) -> None:
@@ -33,8 +35,11 @@ def check_supported(model_or_config: Any) -> None:
             f"{config.kv_lora_rank}); StoreCache needs keys and values a head. Use DynamicCache for this model"
         )
     cls = model_class(model_or_config)
-    can_set = getattr(cls, "_can_set_attn_implementation", None)
-    if can_set is not None and not can_set():
+    if not getattr(cls, "_supports_default_dynamic_cache", lambda: True)():
+        raise UnsupportedModelError(
+            f"{name} keeps its state in a cache class of its own, so StoreCache cannot take its place"
+        )
+    if not getattr(cls, "_can_set_attn_implementation", lambda: True)():
         raise UnsupportedModelError(
             f"{name} computes attention inside the model, not through transformers' attention interface (models with "
             "ALiBi do), so the store cannot answer its queries. Use DynamicCache for this model"

@@ -37,6 +37,16 @@ LONGROPE = {
 }
 HYBRID = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
 WINDOWED = {"head_dim": 16, "sliding_window": 16, "layer_types": HYBRID}
+SHARED = {  # the last two layers use keys and values of the first two
+    "head_dim": 8,
+    "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": 128,
+    "altup_num_inputs": 2,
+    "laurel_rank": 8,
+    "activation_sparsity_pattern": None,
+    "intermediate_size": [96] * 4,
+}
 
 # name -> (model type, what differs from SIZES)
 FAMILIES = {
@@ -66,6 +76,10 @@ FAMILIES = {
     "gemma2": ("gemma2", WINDOWED | {"query_pre_attn_scalar": 16}),
     "gpt_oss": ("gpt_oss", WINDOWED | {"num_local_experts": 4}),
     "gpt2": ("gpt2", {"num_key_value_heads": 8}),
+    "diffllama": ("diffllama", {}),
+    "doge": ("doge", {}),
+    "gemma3n": ("gemma3n_text", SHARED | {"sliding_window": 16, "layer_types": HYBRID}),
+    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"] * 2}),
 }
 
 

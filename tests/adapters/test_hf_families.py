@@ -6,12 +6,13 @@ import torch
 pytest.importorskip("transformers")
 
 from kvstore.adapters.hf import StoreCache, use_store_attention
+from kvstore.errors import UnsupportedModelError
 
 pytestmark = pytest.mark.hf
 
 FULL = ["llama", "llama3", "yarn", "longrope", "mistral", "qwen2", "qwen3", "phi3", "smollm2", "one_layer", "gpt2"]
 HYBRID = ["gemma3", "exaone4"]
-FAMILIES = [*FULL, *HYBRID, "mistral_window", "cohere"]
+FAMILIES = [*FULL, *HYBRID, "mistral_window", "cohere", "gemma3n"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -38,6 +39,17 @@ def test_exact_dense_is_exact(tiny, prompt, generate, family):
     expected = generate(model, None, ids)
     with use_store_attention(model):
         generate(model, StoreCache(model, budget=None, exact_dense=True), ids).assert_equal(expected)
+
+
+def test_layers_with_a_state_beside_full_attention(tiny, prompt, generate):
+    model, ids = tiny("lfm2"), prompt(30, 7, 0)
+    try:
+        cache = StoreCache(model, budget=None)
+    except UnsupportedModelError as error:  # older versions gave this model a cache of its own
+        pytest.skip(str(error))
+    assert cache.store_layers == {1: 0, 3: 1}
+    with use_store_attention(model):
+        generate(model, cache, ids).assert_close(generate(model, None, ids))
 
 
 @pytest.mark.parametrize("family", FULL)

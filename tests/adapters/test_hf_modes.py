@@ -7,7 +7,7 @@ pytest.importorskip("transformers")
 
 from kvstore import IndexConfig
 from kvstore.adapters.hf import StoreCache, cache_argument, use_store_attention
-from kvstore.errors import ConfigError, SchemaMismatchError
+from kvstore.errors import ConfigError, SchemaMismatchError, UnsupportedModelError
 
 pytestmark = pytest.mark.hf
 
@@ -145,6 +145,19 @@ def test_soft_caps_and_attention_sinks_are_computed_densely(tiny, prompt, genera
     model.set_attn_implementation(former)
     with use_store_attention(model):
         generate(model, StoreCache(model, budget=8, **SMALL), ids).assert_close(expected, 1e-3)
+
+
+@pytest.mark.parametrize("family", ["diffllama", "doge"])
+def test_models_that_use_keys_or_values_otherwise_are_computed_densely(tiny, prompt, generate, family):
+    model, ids = tiny(family), prompt(30, 4, 0)
+    try:
+        cache = StoreCache(model, budget=8, **SMALL)
+    except UnsupportedModelError as error:  # older versions do not call an attention function
+        pytest.skip(str(error))
+    with use_store_attention(model):
+        expected = generate(model, None, ids)
+        generate(model, cache, ids).assert_equal(expected)
+    assert sum(attends(cache).values()) == 0
 
 
 def test_another_batch_size_is_an_error(model, prompt, generate):
