@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kvstore.index.registry import register_index as register_index
     from kvstore.index.rope import RopeSpec as RopeSpec
     from kvstore.index.rows import RowView as RowView
+    from kvstore.index.scalar import ScalarIndex as ScalarIndex
     from kvstore.index.warming import warmup as warmup
     from kvstore.index.workspace import Workspace as Workspace
 
@@ -31,6 +32,7 @@ _HOMES = {
     "PQIndex": "pq",
     "RopeSpec": "rope",
     "RowView": "rows",
+    "ScalarIndex": "scalar",
     "Workspace": "workspace",
     "index_kinds": "registry",
     "kmeans": "clustering",

@@ -36,13 +36,15 @@ class Index(ABC):
 
     An index covers the rows `[first_row, stop_row)` of its table. Rows enter at the end (`add`) and leave
     at the end (`truncate`). Row ids are those of the table; they never change. The index knows nothing of
-    the store: keys come in as float32 arrays, and where a kind reads rows at search time (`flat`) they come
-    as a `RowView`.
+    the store: keys come in as float32 arrays, and where a kind reads rows at search time (`needs_rows`) they
+    come as a `RowView`.
     """
 
     kind: ClassVar[str]
     exact: ClassVar[bool] = False
     """Whether scores are exact inner products, so that a rerank would change nothing."""
+    needs_rows: ClassVar[bool] = False
+    """Whether `scores` and `search` read the table's keys, so that they must be given a view of them."""
 
     def __init__(self, n_kv_heads: int, head_dim: int, *, first_row: int = 0) -> None:
         self.n_kv_heads = n_kv_heads

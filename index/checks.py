@@ -48,6 +48,13 @@ def checked_range(start: int | None, stop: int | None, first_row: int, stop_row:
     return low, high
 
 
+def checked_cut(stop_row: int, first_row: int, covered_stop: int) -> int:
+    """Return the row to truncate to, or raise `InvalidQueryError` when it leaves the coverage."""
+    if not first_row <= stop_row <= covered_stop:
+        raise InvalidQueryError(f"cannot truncate to row {stop_row}: covered are [{first_row}, {covered_stop})")
+    return stop_row
+
+
 def checked_search(k: int, scale: float, reduce: str) -> int:
     """Return the code of the reduction, or raise `InvalidQueryError`."""
     if k <= 0:
@@ -63,7 +70,7 @@ def checked_search(k: int, scale: float, reduce: str) -> int:
 def checked_view(view: RowView | None, n_heads: int, head_dim: int, stop: int) -> RowView:
     """Return the view, or raise `SchemaMismatchError` when it is not one of this table up to row `stop`."""
     if view is None:
-        raise SchemaMismatchError("a flat index reads keys at search time: pass view=RowView(...)")
+        raise SchemaMismatchError("this index reads keys at search time: pass view=RowView(...)")
     if view.n_kv_heads != n_heads or view.head_dim != head_dim:
         raise SchemaMismatchError(
             f"the view has {view.n_kv_heads} KV heads x {view.head_dim}, the index {n_heads} x {head_dim}"

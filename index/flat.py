@@ -30,6 +30,7 @@ class FlatIndex(ScannedIndex):
 
     kind: ClassVar[str] = "flat"
     exact: ClassVar[bool] = True
+    needs_rows: ClassVar[bool] = True
 
     def __init__(
         self, n_kv_heads: int, head_dim: int, *, first_row: int = 0, workspace: Workspace | None = None

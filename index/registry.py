@@ -27,7 +27,24 @@ def _pq(n_kv_heads: int, head_dim: int, **settings: Any) -> Index:
     return PQIndex(n_kv_heads, head_dim, **settings)
 
 
-_factories: dict[str, Factory] = {"flat": _flat, "pq": _pq}
+def _sq4(n_kv_heads: int, head_dim: int, **settings: Any) -> Index:
+    from kvstore.index.scalar import ScalarIndex
+
+    return ScalarIndex(n_kv_heads, head_dim, bits=4, **settings)
+
+
+def _sq8(n_kv_heads: int, head_dim: int, **settings: Any) -> Index:
+    from kvstore.index.scalar import ScalarIndex
+
+    return ScalarIndex(n_kv_heads, head_dim, bits=8, **settings)
+
+
+_factories: dict[str, Factory] = {
+    "flat": _flat,
+    "pq": _pq,
+    "sq4": _sq4,
+    "sq8": _sq8,
+}
 
 
 def register_index(name: str, factory: Factory) -> None:

@@ -130,7 +130,7 @@ class Attention:
         found = index.search(
             q,
             plan.n_candidates,
-            table.key_view() if index.exact else None,
+            table.key_view() if index.needs_rows else None,
             scale=scale,
             reduce=self._config.reduce,
             start=plan.sinks_stop,
