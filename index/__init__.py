@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from kvstore.index.codebook import Codebook as Codebook
     from kvstore.index.flat import FlatIndex as FlatIndex
     from kvstore.index.pq import PQIndex as PQIndex
+    from kvstore.index.rabitq import RaBitQIndex as RaBitQIndex
     from kvstore.index.registry import index_kinds as index_kinds
     from kvstore.index.registry import make_index as make_index
     from kvstore.index.registry import register_index as register_index
@@ -30,6 +31,7 @@ _HOMES = {
     "FlatIndex": "flat",
     "Index": "base",
     "PQIndex": "pq",
+    "RaBitQIndex": "rabitq",
     "RopeSpec": "rope",
     "RowView": "rows",
     "ScalarIndex": "scalar",

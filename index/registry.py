@@ -39,9 +39,16 @@ def _sq8(n_kv_heads: int, head_dim: int, **settings: Any) -> Index:
     return ScalarIndex(n_kv_heads, head_dim, bits=8, **settings)
 
 
+def _rabitq(n_kv_heads: int, head_dim: int, **settings: Any) -> Index:
+    from kvstore.index.rabitq import RaBitQIndex
+
+    return RaBitQIndex(n_kv_heads, head_dim, **settings)
+
+
 _factories: dict[str, Factory] = {
     "flat": _flat,
     "pq": _pq,
+    "rabitq": _rabitq,
     "sq4": _sq4,
     "sq8": _sq8,
 }
