@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kvstore.index.clustering import kmeans as kmeans
     from kvstore.index.codebook import Codebook as Codebook
     from kvstore.index.flat import FlatIndex as FlatIndex
+    from kvstore.index.page import PageIndex as PageIndex
     from kvstore.index.pq import PQIndex as PQIndex
     from kvstore.index.rabitq import RaBitQIndex as RaBitQIndex
     from kvstore.index.registry import index_kinds as index_kinds
@@ -31,6 +32,7 @@ _HOMES = {
     "FlatIndex": "flat",
     "Index": "base",
     "PQIndex": "pq",
+    "PageIndex": "page",
     "RaBitQIndex": "rabitq",
     "RopeSpec": "rope",
     "RowView": "rows",

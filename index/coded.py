@@ -20,7 +20,8 @@ class CodedIndex(ScannedIndex):
     """An index whose rows are lines of a few growing arrays; subclasses say what is learned and what is written.
 
     Args:
-        parts: width and dtype of each array of codes, which is then [n_kv_heads, >= n_rows, width], C-order.
+        parts: width and dtype of each array of codes, which is then [n_kv_heads, >= n_lines, width], C-order.
+        rows_per_line: rows that share a line; n_lines is n_rows over it, rounded up.
         first_row: row id of the first row.
     """
 
@@ -30,11 +31,12 @@ class CodedIndex(ScannedIndex):
         head_dim: int,
         *,
         parts: Sequence[tuple[int, npt.DTypeLike]],
+        rows_per_line: int = 1,
         first_row: int = 0,
         workspace: Workspace | None = None,
     ) -> None:
         super().__init__(n_kv_heads, head_dim, first_row=first_row, workspace=workspace)
-        self._n_rows = 0
+        self._n_rows, self._rows_per_line = 0, rows_per_line
         self._parts: list[npt.NDArray[Any]] = [np.empty((n_kv_heads, 0, width), dtype) for width, dtype in parts]
 
     @property
@@ -50,7 +52,7 @@ class CodedIndex(ScannedIndex):
     @property
     def code_bytes_per_key(self) -> float:
         """Bytes of codes that one key of one KV head takes."""
-        return float(sum(part.shape[2] * part.itemsize for part in self._parts))
+        return sum(part.shape[2] * part.itemsize for part in self._parts) / self._rows_per_line
 
     @property
     def nbytes(self) -> int:
@@ -87,20 +89,24 @@ class CodedIndex(ScannedIndex):
         """Return an independent index with the same rows: codes are copied, what was learned is shared. O(n)."""
         twin = object.__new__(type(self))
         twin.__dict__.update(self.__dict__)
-        twin._parts = [part[:, : self._n_rows].copy() for part in self._parts]
+        twin._parts = [part[:, : self._n_lines].copy() for part in self._parts]
         return twin
+
+    @property
+    def _n_lines(self) -> int:
+        return -(-self._n_rows // self._rows_per_line)
 
     def _reserve(self, n_rows: int) -> None:
         """Make room for n_rows, doubling, so that rows added one at a time are copied O(1) times each."""
-        room = self._parts[0].shape[1]
-        if n_rows > room:
+        room, needed = self._parts[0].shape[1], -(-n_rows // self._rows_per_line)
+        if needed > room:
             for i, part in enumerate(self._parts):
-                grown = np.empty((self.n_kv_heads, max(n_rows, 2 * room), part.shape[2]), part.dtype)
-                grown[:, : self._n_rows] = part[:, : self._n_rows]
+                grown = np.empty((self.n_kv_heads, max(needed, 2 * room), part.shape[2]), part.dtype)
+                grown[:, : self._n_lines] = part[:, : self._n_lines]
                 self._parts[i] = grown
 
     def _check(self) -> None:
-        assert all(part.shape[1] >= self._n_rows for part in self._parts)
+        assert all(part.shape[1] >= self._n_lines for part in self._parts)
         assert self.trained or self._n_rows == 0
         assert all(np.isfinite(array).all() for array in self._learned())
 

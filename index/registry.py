@@ -39,6 +39,12 @@ def _sq8(n_kv_heads: int, head_dim: int, **settings: Any) -> Index:
     return ScalarIndex(n_kv_heads, head_dim, bits=8, **settings)
 
 
+def _page(n_kv_heads: int, head_dim: int, **settings: Any) -> Index:
+    from kvstore.index.page import PageIndex
+
+    return PageIndex(n_kv_heads, head_dim, **settings)
+
+
 def _rabitq(n_kv_heads: int, head_dim: int, **settings: Any) -> Index:
     from kvstore.index.rabitq import RaBitQIndex
 
@@ -48,6 +54,7 @@ def _rabitq(n_kv_heads: int, head_dim: int, **settings: Any) -> Index:
 _factories: dict[str, Factory] = {
     "flat": _flat,
     "pq": _pq,
+    "page": _page,
     "rabitq": _rabitq,
     "sq4": _sq4,
     "sq8": _sq8,
