@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kvstore.index.rope import RopeSpec as RopeSpec
     from kvstore.index.rows import RowView as RowView
     from kvstore.index.scalar import ScalarIndex as ScalarIndex
+    from kvstore.index.sparq import SparQIndex as SparQIndex
     from kvstore.index.warming import warmup as warmup
     from kvstore.index.workspace import Workspace as Workspace
 
@@ -37,6 +38,7 @@ _HOMES = {
     "RopeSpec": "rope",
     "RowView": "rows",
     "ScalarIndex": "scalar",
+    "SparQIndex": "sparq",
     "Workspace": "workspace",
     "index_kinds": "registry",
     "kmeans": "clustering",

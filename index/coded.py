@@ -52,7 +52,7 @@ class CodedIndex(ScannedIndex):
     @property
     def code_bytes_per_key(self) -> float:
         """Bytes of codes that one key of one KV head takes."""
-        return sum(part.shape[2] * part.itemsize for part in self._parts) / self._rows_per_line
+        return float(sum(part.shape[2] * part.itemsize for part in self._parts)) / self._rows_per_line
 
     @property
     def nbytes(self) -> int:

@@ -51,11 +51,18 @@ def _rabitq(n_kv_heads: int, head_dim: int, **settings: Any) -> Index:
     return RaBitQIndex(n_kv_heads, head_dim, **settings)
 
 
+def _sparq(n_kv_heads: int, head_dim: int, **settings: Any) -> Index:
+    from kvstore.index.sparq import SparQIndex
+
+    return SparQIndex(n_kv_heads, head_dim, **settings)
+
+
 _factories: dict[str, Factory] = {
     "flat": _flat,
     "pq": _pq,
     "page": _page,
     "rabitq": _rabitq,
+    "sparq": _sparq,
     "sq4": _sq4,
     "sq8": _sq8,
 }
