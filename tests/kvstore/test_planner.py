@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -34,8 +35,7 @@ def test_the_rows_read_are_within_the_budget_or_the_floor(question):
     plan = plan_attention(*question)
     kept = n_rows - first - plan.n_middle
     if plan.method != DENSE:
-        assert plan.n_attended <= max(budget_rows(budget, n_rows - first), kept + config.min_selected)
-        assert plan.n_selected >= config.min_selected
+        assert plan.n_attended == max(budget_rows(budget, n_rows - first), kept + config.min_selected)
     assert 1 <= plan.n_attended <= n_rows - first
 
 
@@ -101,6 +101,12 @@ def test_a_larger_budget_never_reads_fewer_rows(question, more):
     config, _, first, n_rows, covered = question
     reads = [plan_attention(config, b, first, n_rows, covered).n_attended for b in (more, more + 1, 2 * more, None)]
     assert reads == sorted(reads)
+
+
+@pytest.mark.parametrize("covered", [None, (104, 1036)])
+def test_padding_does_not_count_towards_a_share(covered):
+    plan = plan_attention(StoreConfig(sinks=4, window=64), 0.1, 100, 1100, covered)
+    assert (plan.method, plan.n_attended) == (INDEX if covered else FLAT, 100)
 
 
 def test_a_budget_is_spent_to_the_row():
