@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from kvstore.index.base import Index as Index
     from kvstore.index.clustering import kmeans as kmeans
     from kvstore.index.codebook import Codebook as Codebook
+    from kvstore.index.faiss_index import FaissIndex as FaissIndex
     from kvstore.index.flat import FlatIndex as FlatIndex
     from kvstore.index.page import PageIndex as PageIndex
     from kvstore.index.pq import PQIndex as PQIndex
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Candidates": "base",
     "Codebook": "codebook",
+    "FaissIndex": "faiss_index",
     "FlatIndex": "flat",
     "Index": "base",
     "PQIndex": "pq",

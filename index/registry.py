@@ -39,6 +39,12 @@ def _sq8(n_kv_heads: int, head_dim: int, **settings: Any) -> Index:
     return ScalarIndex(n_kv_heads, head_dim, bits=8, **settings)
 
 
+def _faiss(n_kv_heads: int, head_dim: int, **settings: Any) -> Index:
+    from kvstore.index.faiss_index import FaissIndex
+
+    return FaissIndex(n_kv_heads, head_dim, **settings)
+
+
 def _page(n_kv_heads: int, head_dim: int, **settings: Any) -> Index:
     from kvstore.index.page import PageIndex
 
@@ -58,6 +64,7 @@ def _sparq(n_kv_heads: int, head_dim: int, **settings: Any) -> Index:
 
 
 _factories: dict[str, Factory] = {
+    "faiss": _faiss,
     "flat": _flat,
     "pq": _pq,
     "page": _page,
