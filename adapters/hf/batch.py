@@ -20,10 +20,9 @@ _CLOSED, _OPEN, _COMPLETE = "closed", "open", "complete"
 class Batch:
     """One sequence of a store a batch row, and the step that a forward pass is to all of them.
 
-    A step is open from the first layer's rows on and complete with the last layer's. A complete step commits
-    at the next call that needs it committed, and so before any rows follow; an open one that a forward pass
-    left behind (an exception in a layer) is taken back instead. `len(batch)` counts committed and complete
-    rows.
+    A step is open from the first layer's rows on and complete with the last layer's. A complete step commits at the
+    next call that needs it committed, and so before any rows follow; an open one that a forward pass left behind
+    (an exception in a layer) is taken back instead. `len(batch)` counts committed and complete rows.
 
     Attributes:
         sequences: one a batch row; none before the first forward pass.

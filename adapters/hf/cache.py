@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from types import EllipsisType
 from typing import Any
 
 import torch
@@ -25,13 +24,12 @@ from kvstore.errors import StepError
 class StoreCache(Cache):  # type: ignore[misc]
     """Keys and values of a model's full attention layers, in a `KVStore` of their own.
 
-    Give it to `generate` or to the model as any other cache, inside `use_store_attention(model)`: each
-    decoded token then attends to the rows that the budget allows. Prompts are attended densely. Without that
-    context the cache is a plain one, and attention dense. Layers with a sliding window (or none at all, in
-    hybrid models) stay as transformers makes them.
+    Give it to `generate` or to the model as any other cache, inside `use_store_attention(model)`: each decoded token
+    then attends to the rows that the budget allows. Prompts are attended densely. Without that context the cache is a
+    plain one, and attention dense. Layers with a sliding window or a recurrent state stay as transformers makes them.
 
-    >>> cache = StoreCache(model, budget=0.1)                              # doctest: +SKIP
-    >>> with use_store_attention(model):                                   # doctest: +SKIP
+    >>> cache = StoreCache(model, budget=0.1)  # doctest: +SKIP
+    >>> with use_store_attention(model):  # doctest: +SKIP
     ...     model.generate(**inputs, **{cache_argument(model): cache})
 
     Attributes:
@@ -45,30 +43,25 @@ class StoreCache(Cache):  # type: ignore[misc]
         self,
         model_or_config: Any,
         *,
-        budget: Budget | EllipsisType = ...,
         config: StoreConfig | None = None,
         exact_dense: bool = False,
-        **fields: Any,
+        **settings: Any,
     ) -> None:
         """Make an empty cache.
 
         Args:
             model_or_config: a causal language model, or its configuration. From a model the cache also takes the
                 dtype and the rotary embedding that it really uses.
-            budget: rows that a query attends to: a share (float), a number of rows (int) or None for all; left out,
-                it is the budget of config.
             config: settings of the store.
             exact_dense: compute decode steps whose budget covers all rows with the model's own dense attention. That
                 is slower, and bit for bit what a `DynamicCache` gives; the store's dense attention rounds otherwise.
-            **fields: settings of `StoreConfig` by name, in place of those of config.
+            **settings: settings of `StoreConfig` by name, in place of those of config: `budget=0.1, window=128`.
 
         Raises `UnsupportedModelError` when the store cannot serve the model and `ConfigError` for bad settings.
         """
         check_supported(model_or_config)
         register()
-        settings = replace(config or StoreConfig(), **fields)
-        if not isinstance(budget, EllipsisType):
-            settings = replace(settings, budget=budget)
+        config = replace(config or StoreConfig(), **settings)
         self._model_config = text_config(model_or_config)
         layers = self._stock_layers()
         full = [number for number, layer in enumerate(layers) if type(layer) is DynamicLayer]
@@ -76,8 +69,8 @@ class StoreCache(Cache):  # type: ignore[misc]
         self.store_layers = {number: index for index, number in enumerate(full)}
         self._batch: Batch | None = None
         if full:
-            self.store = KVStore(schema_of(model_or_config, full), settings)
-            self._batch = Batch(SequenceGroup(self.store), budget=settings.budget, exact_dense=exact_dense)
+            self.store = KVStore(schema_of(model_or_config, full), config)
+            self._batch = Batch(SequenceGroup(self.store), budget=config.budget, exact_dense=exact_dense)
             for number, index in self.store_layers.items():
                 layers[number] = StoreLayer(self._batch, index, len(full))
         super().__init__(layers=layers)

@@ -14,10 +14,8 @@ from kvstore.config import Budget
 class SequenceGroup:
     """The sequences of one batch, one a batch row. Groups forked from one another live in one store.
 
-    A group that is no longer used leaves the names of its sequences behind, and the next group to make
-    sequences in
-    the store drops them: a garbage collector may run inside a call of the store, where dropping would not be
-    safe.
+    A group that is no longer used leaves the names of its sequences behind, and the next group to make sequences in
+    the store drops them: a garbage collector may run inside a call of the store, where dropping would not be safe.
 
     Attributes:
         store: where the sequences live.
@@ -41,21 +39,30 @@ class SequenceGroup:
 
     def select(self, indices: list[int]) -> None:
         """Make sequence i what sequence indices[i] is; one that is wanted twice is forked, one not wanted dropped."""
+        twins = SequenceGroup(self.store, relative=self)  # keeps an eye on the forks if one of them fails
         chosen: list[Sequence] = []
         kept: set[int] = set()
         for index in indices:
             sequence = self.sequences[index]
-            chosen.append(sequence.fork(self._new_name()) if index in kept else sequence)
+            chosen.append(twins.add_fork(sequence) if index in kept else sequence)
             kept.add(index)
-        unwanted = [s for i, s in enumerate(self.sequences) if i not in kept]
+        unwanted = [s.name for i, s in enumerate(self.sequences) if i not in kept]
         self.sequences[:] = chosen
-        self._drop(s.name for s in unwanted)
+        twins.sequences.clear()
+        self._drop(unwanted)
 
     def fork(self) -> SequenceGroup:
         """Return a group of forks."""
         twin = SequenceGroup(self.store, relative=self)
-        twin.sequences[:] = [s.fork(self._new_name()) for s in self.sequences]
+        for sequence in self.sequences:
+            twin.add_fork(sequence)
         return twin
+
+    def add_fork(self, sequence: Sequence) -> Sequence:
+        """Fork a sequence of a related group and put the fork at the end of this one."""
+        fork = sequence.fork(self._new_name())
+        self.sequences.append(fork)
+        return fork
 
     def clear(self) -> None:
         """Drop all sequences."""
@@ -65,12 +72,13 @@ class SequenceGroup:
 
     def _new_name(self) -> str:
         while self._orphans:
-            self.store.drop(self._orphans.popleft())
+            self._drop([self._orphans.popleft()])
         return f"row-{next(self._names)}"
 
     def _drop(self, names: Iterable[str]) -> None:
         for name in names:
-            self.store.drop(name)
+            if name in self.store:
+                self.store.drop(name)
 
 
 def _leave_behind(sequences: list[Sequence], orphans: deque[str]) -> None:

@@ -31,7 +31,7 @@ class StepPositions:
         self._after = [last + 1 for last in lasts]
         if firsts == self._next and _counts_up(ids):
             return None
-        return list(ids.to("cpu", torch.int64).expand(n_batch, n_new))
+        return list(ids.to("cpu", torch.int64).clamp(min=0).expand(n_batch, n_new))  # padding may be below 0
 
     def commit(self) -> None:
         """The step's rows are in the store."""

@@ -37,6 +37,27 @@ def test_a_small_budget_selects(model, prompt, generate):
     assert answered.get("flat") == sum(answered.values()) == 11 * 2 * 4  # tokens after the first, batch rows, layers
 
 
+def test_long_prompts_are_indexed(tiny, prompt, generate):
+    model, ids = tiny("smollm2"), prompt(700, 11, 0)
+    expected = generate(model, None, ids)
+    cache = StoreCache(model)  # settings as they come
+    with use_store_attention(model):
+        found = generate(model, cache, ids)
+    assert torch.equal(found.logits[:, 0], expected.logits[:, 0])
+    assert attends(cache)["index"] == 11 * 2 * 2
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_a_padded_batch_selects_what_each_prompt_selects_alone(tiny, prompt, generate, family):
+    model, ids = tiny(family), prompt(60, 17, 0, 5)
+    with use_store_attention(model):
+        together = generate(model, StoreCache(model, budget=14, **SMALL), ids)
+        for row, padding in enumerate((17, 0, 5)):
+            alone = generate(model, StoreCache(model, budget=14, **SMALL), ids[row : row + 1, padding:])
+            assert together.tokens[row, padding:].tolist() == alone.tokens[0].tolist()
+            torch.testing.assert_close(together.logits[row], alone.logits[0], atol=1e-3, rtol=1e-3)
+
+
 def test_budget_can_change_while_generating(model, prompt, generate):
     ids = prompt(60)
     cache = StoreCache(model, budget=12, **SMALL)

@@ -75,6 +75,15 @@ def test_partial_rotation(tiny):
 
 
 @torch.no_grad()
+def test_positions_below_zero_in_the_padding(tiny, prompt):
+    model, ids = tiny("llama"), prompt(20, 6, 0)
+    cache, mask = StoreCache(model, budget=None), (ids > 0).long()
+    with use_store_attention(model):
+        model(ids, attention_mask=mask, position_ids=mask.cumsum(1) - 1, **{cache_argument(model): cache})
+    assert cache.sequences[0].positions(6).tolist() == list(range(14))
+
+
+@torch.no_grad()
 def test_positions_of_padded_rows(tiny, prompt, forward):
     """Row r of a row with p rows of padding has the position r - p, said or not said by the model."""
     model, ids = tiny("llama"), prompt(20, 6, 0)
