@@ -86,7 +86,7 @@ class Coder:
     def decode(self, words: npt.NDArray[Any], positions: IntArray, codebook: Codebook, head: int) -> FloatArray:
         """Return keys as stored, float32 [n, head_dim], for words [n, n_words] at positions int64 [n]."""
         layout = self._layout
-        codes = self._unpack(words)
+        codes = self.unpack(words)
         parts = [codebook.parts(head, j, codes[:, j]) for j in range(layout.m)]
         if self._tables is not None:
             turns = position_phases(self._tables, positions) * self._tables.gains.astype(np.float32)
@@ -135,16 +135,27 @@ class Coder:
         k, layout = codebook.k, self._layout
         full = k == layout.n_centroids and layout.per_word * layout.bits in (8, 16)
         if not full and words.size:
-            largest = int(self._unpack(words).max())
+            largest = int(self.unpack(words).max())
             if largest >= k:
                 raise SchemaMismatchError(f"code {largest} is not below the number of centroids, {k}")
+
+    def arranged(self, keys: FloatArray, positions: IntArray) -> FloatArray:
+        """Return keys as they are coded, RoPE undone: [n, head_dim] at int64 [n] -> float32 [n, m, sub_dim]."""
+        layout = self._layout
+        parts: FloatArray = keys[:, self._order].reshape(len(keys), layout.m, layout.sub_dim)
+        if self._tables is None:
+            return parts
+        cosines, sines = self._turns(positions).reshape(2, len(keys), layout.m, -1)
+        gains = self._inverse_gains.reshape(layout.m, -1)
+        x, y = np.split(parts, 2, axis=2)
+        return np.concatenate([x * cosines + y * sines, y * cosines - x * sines], 2) * np.tile(gains, 2)
 
     def _turns(self, positions: IntArray) -> FloatArray:
         if self._tables is None:
             return np.empty((2, 0, 0), np.float32)
         return position_phases(self._tables, positions)
 
-    def _unpack(self, words: npt.NDArray[Any]) -> IntArray:
+    def unpack(self, words: npt.NDArray[Any]) -> IntArray:
         """Return the codes of words [..., n_words] as int64 [..., m]."""
         layout = self._layout
         places = np.arange(layout.m)

@@ -12,6 +12,7 @@ from kvstore.index.base import FloatArray, IntArray
 from kvstore.index.checks import checked_float, checked_positions
 from kvstore.index.codebook import Codebook
 from kvstore.index.coder import Coder
+from kvstore.index.distortion import held_out_errors
 from kvstore.index.layout import Layout
 from kvstore.index.rope import RopeSpec
 from kvstore.index.rows import RowView
@@ -184,6 +185,27 @@ class PQIndex(ScannedIndex):
                 f"head must be below {self.n_kv_heads}, rows in [{self.first_row}, {self.stop_row})"
             )
         return self._coder.decode(self._codes[head, offsets], self._runs.at(offsets), self.codebook, head)
+
+    def errors(self, keys: FloatArray, rows: IntArray, *, held_out: bool = False) -> FloatArray:
+        """Return |key - decoded|^2 of covered rows: keys [n_kv_heads, n, head_dim] of row ids int64 [n] -> [.., n].
+
+        In the space that is coded, RoPE undone. `held_out` says what it would be without these rows in the training,
+        for an index that covers the rows it was trained on (see `held_out_errors`); O(n_rows + n * k * head_dim).
+        """
+        offsets = np.asarray(rows, np.int64) - self.first_row
+        codebook, positions = self.codebook, self._runs.at(offsets)
+        out = np.empty((self.n_kv_heads, len(offsets)), np.float32)
+        for h in range(self.n_kv_heads):
+            parts = self._coder.arranged(keys[h], positions)
+            own = self._coder.unpack(self._codes[h, offsets])
+            if held_out:
+                everyone = self._coder.unpack(self.codes[h])
+                counts = np.array([np.bincount(column, minlength=codebook.k) for column in everyone.T])
+                out[h] = held_out_errors(parts, own, counts, np.swapaxes(codebook.laid[h], -1, -2)[:, : codebook.k])
+            else:
+                decoded = np.stack([codebook.parts(h, j, own[:, j]) for j in range(self.layout.m)], axis=1)
+                out[h] = np.square(parts - decoded).sum(axis=(1, 2))
+        return out
 
     def describe(self) -> dict[str, Any]:
         """Return what `explain` prints of this index."""

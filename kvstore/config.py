@@ -10,6 +10,8 @@ from kvstore.errors import ConfigError
 MIB = 1 << 20
 Budget = float | int | None
 REDUCTIONS = ("sum_softmax", "max", "mean")
+CODEBOOKS = ("sequence", "model", "auto")
+ADAPTIVE = "adaptive"
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,16 @@ class IndexConfig:
             and the best are kept (1 keeps the index's own choice).
         append_rows: rows that leave the window wait, scanned exactly, until this many are encoded in one go.
         seed: of K-Means; the same seed and rows give the same index.
+        codebook: whose centroids the codes name. "sequence": each table trains its own. "model": one a layer, trained
+            on the first sequence that is long enough (or by `KVStore.train_codebooks`, or loaded), shared by all;
+            rows are only encoded. "auto": the model's at once, and the sequence's own, trained in the background, when
+            `drift` says that the model's does not fit. Kinds without codebooks ignore it.
+        codebook_rows: rows between sinks and window from which a sequence may train the model's codebook.
+        reindex_drift: drift (error of recent rows relative to training, see `kvstore.drift`) above which a table is
+            trained again in the background; None: only when asked. Never used with codebook="model"; "auto" refines
+            above it, or above 2. A change of topic alone gives up to 1.7 and costs little recall; 2 is a good value.
+        iterations: of K-Means: a number, None for the kind's default, or "adaptive" for as many as hide behind the
+            forward pass of a layer (see `KVStore.iterations`).
     """
 
     kind: str = "pq"
@@ -32,6 +44,10 @@ class IndexConfig:
     over_fetch: float = 2.0
     append_rows: int = 32
     seed: int = 0
+    codebook: str = "sequence"
+    codebook_rows: int = 2048
+    reindex_drift: float | None = None
+    iterations: int | str | None = None
 
     def __post_init__(self) -> None:
         if self.min_rows < 1 or self.append_rows < 1:
@@ -40,6 +56,25 @@ class IndexConfig:
             )
         if not 1 <= self.over_fetch < float("inf"):
             raise ConfigError(f"over_fetch must be at least 1, not {self.over_fetch}")
+        self._check_codebook()
+        self._check_iterations()
+
+    def _check_codebook(self) -> None:
+        if self.codebook not in CODEBOOKS:
+            raise ConfigError(f"codebook must be one of {', '.join(CODEBOOKS)}, not {self.codebook!r}")
+        if self.codebook_rows < 1:
+            raise ConfigError(f"codebook_rows must be at least 1, not {self.codebook_rows}")
+        if self.reindex_drift is not None and not 1.0 < self.reindex_drift < float("inf"):
+            raise ConfigError(f"reindex_drift must be above 1 (like training) or None, not {self.reindex_drift}")
+
+    def _check_iterations(self) -> None:
+        if self.iterations is None:
+            return
+        number = isinstance(self.iterations, int) and not isinstance(self.iterations, bool) and self.iterations >= 1
+        if not number and self.iterations != ADAPTIVE:
+            raise ConfigError(f"iterations must be at least 1, {ADAPTIVE!r} or None, not {self.iterations!r}")
+        if "iterations" in self.options:
+            raise ConfigError("iterations are given twice, in options and beside them; leave one out")
 
 
 @dataclass(frozen=True)

@@ -52,5 +52,9 @@ class IndexNotTrainedError(KVStoreError, RuntimeError):
     """Raised when rows are added to, or searched in, an index that has no codebook yet."""
 
 
+class MaintenanceError(KVStoreError, RuntimeError):
+    """Raised once, at the next step or by `wait`, when work in the background failed; rows and index are as before."""
+
+
 class UnsupportedModelError(KVStoreError, ValueError):
     """Raised when a model's attention cannot be served by the store (MLA, ALiBi, no attention interface)."""

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.index.base import Index
 from kvstore.planner import DENSE, INDEX, Plan
 from kvstore.schema import Schema
 
@@ -95,11 +94,6 @@ class Explanation:
         if m is not None:
             lines[-1] += f"  search {m.search_ms:.2f} ms"
         return lines
-
-
-def describe_index(index: Index | None) -> dict[str, Any] | None:
-    """Return an index's own description, or None."""
-    return index.describe() if index is not None else None
 
 
 def _size(n_bytes: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence as SequenceABC
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from kvstore.config import Budget, check_budget
 from kvstore.errors import ConfigError, InvalidQueryError, SequenceNotFoundError, StepError
 from kvstore.index.runs import Runs
 from kvstore.table import Table
-from kvstore.table_index import TableIndex
+from kvstore.table_indexes import TableIndexes
 from kvstore.topk import TopK
 from kvstore.validate import check_head, check_layer, check_positions, check_row_ids, check_rows, is_integer
 
@@ -36,9 +37,7 @@ class Sequence:
         self._store = store
         self._schema = store.schema
         self._tables = [Table(store.schema, store.heap) for _ in range(store.schema.n_layers)]
-        self._indexes = [
-            TableIndex(store.schema, store.config, layer, store.workspace) for layer in range(store.schema.n_layers)
-        ]
+        self._indexes = TableIndexes(store.indexing, store.maintenance)
         self._positions = Runs()
         self._n_rows = 0
         self._next_layer: int | None = None  # what the open step expects; None when no step is open
@@ -93,10 +92,11 @@ class Sequence:
         self.commit_step()
 
     def begin_step(self) -> None:
-        """Open a step; raises `StepError` when one is open."""
+        """Open a step; raises `StepError` when one is open, `MaintenanceError` (once) for a reindex that failed."""
         self._check_usable()
         if self._next_layer is not None:
             raise StepError(f"a step of {self.name!r} is open already; commit it or abort it first")
+        self._indexes.raise_failure()
         self._next_layer = 0
 
     def append(
@@ -143,7 +143,7 @@ class Sequence:
             self._store.counters.steps += 1
         self._close_step()
         if missing == 0:
-            self._advance_indexes()
+            self._indexes.advance(self._tables, self._positions, self._first_row)
 
     def abort_step(self) -> None:
         """Take back what the open step has appended; does nothing when none is open."""
@@ -208,8 +208,8 @@ class Sequence:
             raise StepError("a step is open; commit it or abort it before truncate()")
         if not is_integer(n_rows) or not 0 <= n_rows <= self._n_rows:
             raise InvalidQueryError(f"cannot truncate to {n_rows} rows: the sequence has {self._n_rows}")
-        for table, index in zip(self._tables, self._indexes, strict=True):
-            index.truncate(n_rows)
+        self._indexes.truncate(n_rows)
+        for table in self._tables:
             table.truncate(n_rows)
         self._positions.truncate(n_rows)
         self._n_rows = n_rows
@@ -221,20 +221,20 @@ class Sequence:
             raise StepError("a step is open; commit it or abort it before fork()")
         twin = self._store.create(name)
         twin._tables = [table.fork() for table in self._tables]
-        twin._indexes = [index.fork() for index in self._indexes]
+        twin._indexes = self._indexes.fork()
         twin._positions = self._positions.clone()
         twin._n_rows, twin._first_row, twin._budget = self._n_rows, self._first_row, self._budget
         return twin
 
-    def reindex(self, layer: int | None = None) -> None:
-        """Train and encode again over all rows between sinks and window, for one layer or all."""
-        self._check_usable()
-        if self.step_open:
-            raise StepError("a step is open; commit it or abort it before reindex()")
-        if layer is not None:
-            check_layer(self._schema, layer)
-        for i in range(self._schema.n_layers) if layer is None else (layer,):
-            self._indexes[i].build(self._tables[i], self._positions, self._first_row)
+    def reindex(self, layer: int | None = None, *, background: bool = False) -> None:
+        """Train and encode again over all rows between sinks and window, for one layer or all.
+
+        With codebook="model" rows are only encoded again, with the catalog's codebook. `background=True` returns at
+        once: the old index serves until a commit, or `KVStore.wait`, finds the new one done, adds what came meanwhile
+        and puts it in its place. `truncate` and `drop` give that work up; its failure raises `MaintenanceError`, once.
+        """
+        layers = self._between_steps("reindex", layer)
+        self._indexes.reindex(self._tables, self._positions, self._first_row, layers, background)
 
     def explain(
         self, layer: int, q: torch.Tensor, *, analyze: bool = False, budget: Budget | str = "sequence"
@@ -242,9 +242,19 @@ class Sequence:
         """Say what `attend` would do; with `analyze=True` do it, time it and measure the attention mass caught."""
         return self._store.explain(self, layer, q, analyze=analyze, budget=budget)
 
-    def _advance_indexes(self) -> None:
-        for table, index in zip(self._tables, self._indexes, strict=True):
-            index.advance(table, self._positions, self._first_row)
+    def _train_codebooks(self, layer: int | None) -> None:
+        layers = self._between_steps("train_codebooks", layer)
+        self._indexes.calibrate(self._tables, self._positions, self._first_row, layers)
+
+    def _between_steps(self, what: str, layer: int | None) -> SequenceABC[int]:
+        """Check that no step is open; return the layers meant."""
+        self._check_usable()
+        if self.step_open:
+            raise StepError(f"a step is open; commit it or abort it before {what}()")
+        if layer is None:
+            return range(self._schema.n_layers)
+        check_layer(self._schema, layer)
+        return (layer,)
 
     def _new_positions(self) -> npt.NDArray[np.int64]:
         """RoPE positions of the open step's rows; by default they go on from the last row, the first token being 0."""
@@ -259,6 +269,7 @@ class Sequence:
         self._next_layer, self._step_rows, self._step_positions = None, 0, None
 
     def _drop(self) -> None:
+        self._indexes.cancel()
         for table in self._tables:
             table.truncate(0)
         self._close_step()

@@ -36,6 +36,8 @@ class StoreStats:
         index_bytes_per_key: bytes of code for one key of one head, mean over the tables with an index (0: none).
         indexed_rows, index_builds: rows covered, added up over tables, and trainings done.
         counters: see `Counters`.
+        codebook_bytes: the model's codebooks, which sequences share.
+        drift: the largest of all tables (1: recent rows are coded as well as those trained on; 0: not known yet).
     """
 
     sequences: int
@@ -48,6 +50,8 @@ class StoreStats:
     indexed_rows: int
     index_builds: int
     counters: Counters
+    codebook_bytes: int = 0
+    drift: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain numbers, ready for JSON."""

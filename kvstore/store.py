@@ -19,15 +19,16 @@ from kvstore.errors import (
     SequenceNotFoundError,
     StoreClosedError,
 )
-from kvstore.explain import Explanation, describe_index
+from kvstore.explain import Explanation
 from kvstore.heap import Heap
 from kvstore.index.workspace import Workspace
+from kvstore.index_builder import IndexBuilder
+from kvstore.maintenance import Maintenance, countdown
 from kvstore.mass import measure
 from kvstore.planner import Plan, plan_attention
 from kvstore.schema import Schema
 from kvstore.sequence import Sequence
 from kvstore.stats import Counters, StoreStats
-from kvstore.table_index import TableIndex
 from kvstore.topk import Query, TopK, find_top_k, nothing_found
 from kvstore.topk_modes import find_mass, find_range
 from kvstore.validate import (
@@ -60,6 +61,9 @@ class KVStore:
         self.heap = Heap(schema, self.config.arena_bytes, self.config.heap_bytes)
         self.counters = Counters()
         self.workspace = Workspace()
+        self.indexing = IndexBuilder(schema, self.config, self.workspace)
+        self.codebooks, self.iterations = self.indexing.codebooks, self.indexing.iterations
+        self.maintenance = Maintenance()
         self._attention = Attention(schema, self.config, self.workspace)
         self._sequences: dict[str, Sequence] = {}
         self._try_indexes()
@@ -112,9 +116,27 @@ class KVStore:
             return
         for seq in self._sequences.values():
             seq._drop()
+        self.maintenance.close()
         self._sequences.clear()
         self.heap.close()
         self._closed = True
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait for all work in the background and take its results.
+
+        Raises `MaintenanceError` for a piece that failed (call again for what is left) and `TimeoutError`.
+        """
+        self._check_open()
+        time_left_s = countdown(timeout_s)
+        for seq in self._sequences.values():
+            seq._indexes.adopt(seq._tables, seq._positions, len(seq), time_left_s)
+
+    def train_codebooks(self, sequence: Sequence | str | None = None, layer: int | None = None) -> None:
+        """Train the model's codebooks (of one layer or all) on a sequence's rows between sinks and window.
+
+        They are in `codebooks` then, as the next version; indexes that exist keep theirs until `reindex`.
+        """
+        self._find(sequence)._train_codebooks(layer)
 
     def attend(
         self,
@@ -238,7 +260,7 @@ class KVStore:
         if analyze and plan.n_rows > plan.first:
             attended = self._run(layer, [seq], [plan], q[None], None)
             measured = measure(seq._tables[layer], plan, attended, grouped, self.schema.scale)
-        index = describe_index(seq._indexes[layer].index)
+        index = seq._indexes[layer].describe()
         return Explanation(seq.name, layer, self.schema, plan, index, measured)
 
     def stats(self) -> StoreStats:
@@ -256,6 +278,8 @@ class KVStore:
             index_bytes_per_key=float(np.mean([i.code_bytes_per_key for i in indexes])) if indexes else 0.0,
             indexed_rows=sum(index.n_rows for index in indexes),
             index_builds=sum(keeper.n_builds for keeper in keepers),
+            codebook_bytes=self.codebooks.nbytes,
+            drift=max((keeper.drift_ratio or 0.0 for keeper in keepers), default=0.0),
             counters=replace(self.counters, attends=dict(self.counters.attends)),
         )
 
@@ -331,7 +355,7 @@ class KVStore:
         if self.config.index.kind != "flat":
             kinds_of_layer = {rope: layer for layer, rope in enumerate(self.schema.rope or (None,))}
             for layer in kinds_of_layer.values():
-                TableIndex(self.schema, self.config, layer, self.workspace).new_index(0)
+                self.indexing.empty(layer, 0)
 
     def _check_own(self, seq: Sequence) -> None:
         if not isinstance(seq, Sequence) or seq._store is not self:

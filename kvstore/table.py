@@ -78,6 +78,12 @@ class Table:
         twin.n_rows = self.n_rows
         return twin
 
+    def snapshot(self) -> Table:
+        """Return a reader of the rows as they are now; it holds nothing: after a truncate it reads what came later."""
+        twin = Table(self._schema, self._heap)
+        twin._blocks, twin.n_rows = self._blocks[:], self.n_rows
+        return twin
+
     def read(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Copy the rows [start, stop): keys [n_kv_heads, n, head_dim] and values [n_kv_heads, n, value_dim]."""
         s = self._schema

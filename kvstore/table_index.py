@@ -2,32 +2,51 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from kvstore.config import StoreConfig
-from kvstore.errors import ConfigError
+from kvstore.drift import Drift
+from kvstore.errors import MaintenanceError
 from kvstore.index.base import Index
-from kvstore.index.registry import make_index
 from kvstore.index.runs import Runs
-from kvstore.index.workspace import Workspace
-from kvstore.schema import Schema
+from kvstore.index_builder import Built, IndexBuilder, observe
+from kvstore.maintenance import Job, Maintenance
+from kvstore.reindex import Rebuild
 from kvstore.table import Table
+
+REFINE_DRIFT = 2.0
+"""Drift above which codebook="auto" trains the sequence's own, where no `reindex_drift` is set.
+
+On real keys another topic alone gives up to 1.7 while the recall after the rerank stays; rotated keys that the codebook
+does not know give 1.6 to 6, and recall falls.
+"""
+
+GROWTH = 8
+"""A table is trained again by itself only after it has grown by an eighth: a text that no codebook fits would else
+train for ever."""
 
 
 class TableIndex:
     """Builds, extends and shortens the index of one table.
 
     Covered are the rows between the sinks and the window; what waits for its turn in between is the tail, which every
-    query scans exactly. Only committed rows are ever covered.
+    query scans exactly. Only committed rows are ever covered. Work in the background only computes: the index changes
+    when the thread that owns the sequence takes the result.
     """
 
-    __slots__ = ("_config", "_layer", "_schema", "_workspace", "index", "n_builds")
+    __slots__ = ("_builder", "_config", "_job", "_job_stop", "_layer", "_notes", "_trained_rows", "drift", "index",
+                 "n_builds")  # fmt: skip
 
-    def __init__(self, schema: Schema, config: StoreConfig, layer: int, workspace: Workspace) -> None:
-        self._schema = schema
-        self._workspace = workspace  # the store's: one set of scratch buffers serves every index
-        self._config = config
+    def __init__(self, builder: IndexBuilder, layer: int) -> None:
+        self._builder = builder
+        self._config = builder.config
         self._layer = layer
+        self._job: Job[Built] | None = None
+        self._job_stop = 0  # one past the last row that the job reads
+        self._trained_rows = 0
+        self._notes: dict[str, Any] = {}
+        self.drift: Drift | None = None
         self.index: Index | None = None
         self.n_builds = 0
 
@@ -36,64 +55,151 @@ class TableIndex:
         """First and one past the last row that the index holds; None without an index."""
         return (self.index.first_row, self.index.stop_row) if self.index is not None else None
 
+    @property
+    def rebuilding(self) -> bool:
+        """Whether work in the background waits, runs or has a result to take."""
+        return self._job is not None
+
+    @property
+    def drift_ratio(self) -> float | None:
+        """Error of recent rows relative to training (1.0: the same); None when it is not known, or means nothing."""
+        return self.drift.ratio if self.drift is not None else None
+
     def overlap(self, start: int, stop: int) -> tuple[int, int]:
         """The part of the rows [start, stop) that the index holds; (0, 0) without an index."""
         if self.index is None:
             return 0, 0
         return max(start, self.index.first_row), min(stop, self.index.stop_row)
 
-    def advance(self, table: Table, positions: Runs, first_row: int) -> None:
+    def advance(self, table: Table, positions: Runs, first_row: int, maintenance: Maintenance) -> None:
         """Cover the rows that have left the window, once there are enough of them to be worth a call."""
+        if self._job is not None and self._job.done and not self._job.failed:
+            self.adopt(table, positions, table.n_rows)
         settings = self._config.index
         start, stop = first_row + self._config.sinks, table.n_rows - self._config.window
         if self.index is None:
             if settings.kind != "flat" and stop - start >= settings.min_rows:
                 self.build(table, positions, first_row)
         elif stop - self.index.stop_row >= settings.append_rows:
+            if self.drift is not None and self._builder.may_donate(self._layer, stop - start):
+                self.build(table, positions, first_row)  # long enough by now for the codebook that all will share
+                return
             self._add(self.index, table, positions, stop)
+            if self._job is None and self._should_train():
+                self.rebuild_later(table, positions, first_row, maintenance)
 
-    def build(self, table: Table, positions: Runs, first_row: int) -> None:
-        """Train on all rows between sinks and window and encode them; an index that was there is replaced."""
+    def build(self, table: Table, positions: Runs, first_row: int, *, own: bool = False) -> None:
+        """Cover all rows between sinks and window anew; an index that was there is replaced.
+
+        With `own` the codebook is trained on these rows, else it is the one that the settings ask for.
+        """
         start, stop = first_row + self._config.sinks, table.n_rows - self._config.window
         if stop <= start or self._config.index.kind == "flat":
             return
-        index = self.new_index(start)
         keys, where = table.read_keys(start, stop), positions.at(np.arange(start, stop))
-        index.train(keys, where)
-        index.add(keys, where)
-        self.index = index  # only now: a build that fails leaves what was there
-        self.n_builds += 1
+        if own:
+            settings = self._builder.iterations_for(stop - start)
+            built = self._builder.train(self._layer, start, keys, where, settings)
+        else:
+            built = self._builder.build(self._layer, start, keys, where)
+        self.cancel()
+        self._take(built)  # only now: a build that fails leaves what was there
 
-    def new_index(self, first_row: int) -> Index:
-        """Return an empty index of the configured kind; raises `ConfigError` when none can be made."""
-        settings = self._config.index
+    def rebuild_later(self, table: Table, positions: Runs, first_row: int, maintenance: Maintenance) -> None:
+        """Queue a build over the rows that are there now; work that was queued before is given up."""
+        start, stop = first_row + self._config.sinks, table.n_rows - self._config.window
+        if stop <= start or self._config.index.kind == "flat":
+            return
+        self.cancel()
+        own = self._config.index.codebook != "model"
+        where = positions.at(np.arange(start, stop))
+        work = Rebuild(self._builder, self._layer, table.snapshot(), start, stop, where, own)
+        self._job, self._job_stop = maintenance.submit(work), stop
+
+    def adopt(self, table: Table, positions: Runs, n_rows: int, timeout_s: float | None = None) -> None:
+        """Take the result of the background, after waiting for it, and add the rows that came meanwhile.
+
+        Raises `MaintenanceError` when the work failed (once; the index is as it was) and `TimeoutError`.
+        """
+        job = self._job
+        if job is None:
+            return
         try:
-            return make_index(
-                settings.kind,
-                self._schema.n_kv_heads,
-                self._schema.head_dim,
-                first_row=first_row,
-                rope=self._schema.rope[self._layer] if self._schema.rope else None,
-                seed=settings.seed,
-                workspace=self._workspace,
-                **settings.options,
-            )
-        except TypeError as error:  # a setting that the kind does not have
-            raise ConfigError(f"no index of kind {settings.kind!r} with {settings.options}: {error}") from error
+            built = job.result(timeout_s)
+        except MaintenanceError:
+            self._give_up()
+            raise
+        self._job = None
+        self._add_to(built.index, built.drift, table, positions, n_rows - self._config.window)
+        self._take(built)
+
+    def raise_failure(self) -> None:
+        """Raise `MaintenanceError` if work in the background has failed; does not wait."""
+        if self._job is not None and self._job.failed:
+            job = self._job
+            self._give_up()
+            job.result()
+
+    def cancel(self) -> None:
+        """Give up work in the background; its result will be dropped."""
+        if self._job is not None:
+            self._job.cancel()
+            self._job = None
 
     def truncate(self, n_rows: int) -> None:
         """Uncover what is inside the window of a table cut to n_rows; the codebook stays."""
+        stop = n_rows - self._config.window
+        if stop < self._job_stop:
+            self.cancel()  # it reads, or will have covered, rows that are no more
         if self.index is not None:
-            stop = max(self.index.first_row, n_rows - self._config.window)
+            stop = max(self.index.first_row, stop)
             if stop < self.index.stop_row:
                 self.index.truncate(stop)
 
     def fork(self) -> TableIndex:
-        """Return an independent copy; codebooks are shared."""
-        twin = TableIndex(self._schema, self._config, self._layer, self._workspace)
+        """Return an independent copy; codebooks are shared, work in the background is not."""
+        twin = TableIndex(self._builder, self._layer)
         twin.index = self.index.clone() if self.index is not None else None
+        twin.drift = self.drift.clone() if self.drift is not None else None
+        twin._trained_rows, twin._notes = self._trained_rows, self._notes
         return twin
 
+    def describe(self) -> dict[str, Any] | None:
+        """Return what `explain` prints: the index's description, whose codebook it has, and its drift."""
+        if self.index is None:
+            return None
+        ratio = self.drift_ratio
+        drift = {"drift": round(ratio, 3)} if ratio is not None else {}
+        return {**self.index.describe(), **self._notes, **drift}
+
+    def _should_train(self) -> bool:
+        settings = self._config.index
+        threshold = settings.reindex_drift
+        if settings.codebook == "auto" and threshold is None:
+            threshold = REFINE_DRIFT
+        if threshold is None or settings.codebook == "model" or self.index is None or self.drift is None:
+            return False
+        ratio, rows = self.drift_ratio, self.index.n_rows
+        return ratio is not None and ratio > threshold and rows >= self._trained_rows * (1 + 1 / GROWTH)
+
+    def _give_up(self) -> None:
+        """Forget a job that failed; the table trains again by itself only after it has grown."""
+        self._job = None
+        self._trained_rows = self.index.n_rows if self.index is not None else 0
+
+    def _take(self, built: Built) -> None:
+        self.index, self.drift, self._notes = built.index, built.drift, built.notes
+        self._trained_rows = built.trained_rows
+        self.n_builds += built.trained
+
     def _add(self, index: Index, table: Table, positions: Runs, stop: int) -> None:
+        self._add_to(index, self.drift, table, positions, stop)
+
+    def _add_to(self, index: Index, drift: Drift | None, table: Table, positions: Runs, stop: int) -> None:
         start = index.stop_row
-        index.add(table.read_keys(start, stop), positions.at(np.arange(start, stop)))
+        if stop <= start:
+            return
+        keys = table.read_keys(start, stop)
+        index.add(keys, positions.at(np.arange(start, stop)))
+        if drift is not None:
+            observe(drift, index, keys, start)

@@ -27,6 +27,7 @@ PUBLIC = [
     "KVStore",
     "KVStoreError",
     "LayerNotFoundError",
+    "MaintenanceError",
     "NonFiniteError",
     "RopeSpec",
     "Schema",

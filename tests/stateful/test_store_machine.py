@@ -1,5 +1,7 @@
 """Random walks through a store, beside a model that is a dictionary of lists of token numbers."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -17,6 +19,7 @@ from hypothesis.stateful import (
 from kvstore import HeapFullError, IndexConfig, InvalidQueryError, KVStore, Schema, StepError, StoreConfig
 from tests import oracles
 from tests.builders import Layers, append, make_query, make_rows, same_bits
+from tests.executors import ByHand
 
 SCHEMA = Schema(n_layers=2, n_q_heads=4, n_kv_heads=2, head_dim=16, block_tokens=8)
 POOL = make_rows(SCHEMA, 600, seed=5)  # token t has the keys and values of row t
@@ -46,6 +49,7 @@ class StoreMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.store = KVStore(SCHEMA, self.config)
+        self.store.maintenance.executor = ByHand()
         self.model: dict[str, list[int]] = {}
         self.padding: dict[str, int] = {}
 
@@ -123,9 +127,16 @@ class StoreMachine(RuleBasedStateMachine):
         del self.model[name], self.padding[name]
 
     @precondition(lambda self: self.model)
-    @rule(which=WHICH, layer=st.sampled_from([None, 0, 1]))
-    def reindex(self, which, layer):
-        self.pick(which)[1].reindex(layer)
+    @rule(which=WHICH, layer=st.sampled_from([None, 0, 1]), background=st.booleans())
+    def reindex(self, which, layer, background):
+        self.pick(which)[1].reindex(layer, background=background)
+
+    @rule(take=st.booleans())
+    def work_in_the_background(self, take):
+        """What is done is taken at a commit, or now."""
+        self.store.maintenance.executor.run()
+        if take:
+            self.store.wait()
 
     @precondition(lambda self: self.model)
     @rule(which=WHICH, budget=BUDGETS)
@@ -250,6 +261,15 @@ class IndexedStoreMachine(StoreMachine):
     config = StoreConfig(index=PQ, **SMALL)
 
 
-@pytest.mark.parametrize("machine", [StoreMachine, IndexedStoreMachine])
+class RefiningStoreMachine(StoreMachine):
+    """Sequences start from the model's codebook and train again by themselves."""
+
+    config = StoreConfig(
+        index=dataclasses.replace(PQ, codebook="auto", codebook_rows=40, reindex_drift=1.05),
+        **SMALL,
+    )
+
+
+@pytest.mark.parametrize("machine", [StoreMachine, IndexedStoreMachine, RefiningStoreMachine])
 def test_any_sequence_of_calls_leaves_the_store_like_the_model(machine):
     run_state_machine_as_test(machine, settings=settings(max_examples=40, stateful_step_count=40))
