@@ -7,13 +7,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from kvstore.errors import ConfigError
-from kvstore.index.base import FloatArray, IntArray
-from kvstore.index.checks import checked_view
+from kvstore.index.base import FloatArray
 from kvstore.index.flat import FlatIndex
 from kvstore.index.rope import RopeSpec
 from kvstore.index.rows import RowView
-from kvstore.index.sparq_kernels import channel_scan
-from kvstore.index.threads import run_parallel
 from kvstore.index.workspace import Workspace
 
 
@@ -25,10 +22,11 @@ class SparQIndex(FlatIndex):
     then has the paper's temperature, sqrt(head_dim * |q_chosen|_1 / |q|_1) (its section 3, step 1), so that fewer
     channels do not flatten it. With every channel chosen scores are exact.
 
-    It keeps nothing: memory O(1), nothing to train, right for rows of any position. What it costs is reading keys,
-    `rank` numbers each, 2 * rank bytes for half precision. Numbers of a row lie side by side here, so that whole
-    cache lines (64 bytes) come with them; the paper keeps a second copy of the keys by channel to read no more
-    than it needs. Scan O(n * rank * group) a KV head.
+    It keeps nothing: memory O(1), nothing to train, right for rows of any position. It is here to tell what the method
+    chooses, not to save reading: `rank` numbers of a key are 2 * rank bytes in half precision, but the numbers of a
+    row lie side by side, and 16 channels of 64 touch every cache line of a row. The paper keeps a second copy of
+    the keys by channel. So the other channels of the query are set to zero and rows read whole, as by the exact
+    scan, which is faster than picking numbers out of them. Scan O(n * group * head_dim) a KV head.
 
     Args:
         rank: channels looked at; more than head_dim are all of them.
@@ -66,27 +64,20 @@ class SparQIndex(FlatIndex):
         """Return what `explain` prints of this index."""
         return {**super().describe(), "rank": self.rank}
 
-    def _score_ns(self, group: int) -> float:
-        return self.rank * (0.5 + 0.1 * group)
-
     def _scan(self, q: FloatArray, view: RowView | None, start: int, stop: int, out: FloatArray) -> None:
-        view = checked_view(view, self.n_kv_heads, self.head_dim, stop)
-        channels, weights = chosen_channels(q, self.rank)
-        strides = (view.block_tokens, view.head_stride_bytes, view.row_stride_bytes)
-        kernel = channel_scan(view.dtype_code)
-        run_parallel(kernel, view.block_addresses, *strides, start, stop, channels, weights, out)
+        super()._scan(narrowed(q, self.rank), view, start, stop, out)
 
 
-def chosen_channels(q: FloatArray, rank: int) -> tuple[IntArray, FloatArray]:
-    """Return the channels of each group and what a score weighs them with.
+def narrowed(q: FloatArray, rank: int) -> FloatArray:
+    """Return the query with zeros in all channels but each group's largest, stretched as `SparQIndex` says.
 
-    q: float32 [n_kv_heads, group, head_dim]. channels: int64 [n_kv_heads, rank], ascending, equal ones from the lower
-    on. weights: float32 [n_kv_heads, group, rank], the query's numbers over the root of the share of |q| chosen.
+    q, result: float32 [n_kv_heads, group, head_dim]. Of channels equally large the lower are kept.
     """
     size = np.abs(q.astype(np.float64))
-    channels: IntArray = np.sort(np.argsort(-size.sum(axis=1), axis=1, kind="stable")[:, :rank], axis=1)
-    where = np.broadcast_to(channels[:, None], (*q.shape[:2], rank))
-    total, chosen = size.sum(axis=2), np.take_along_axis(size, where, axis=2).sum(axis=2)
+    channels = np.argsort(-size.sum(axis=1), axis=1, kind="stable")[:, :rank]
+    kept = np.zeros((q.shape[0], 1, q.shape[2]))
+    np.put_along_axis(kept, channels[:, None], 1.0, axis=2)
+    total, chosen = size.sum(axis=2), (size * kept).sum(axis=2)
     # A query that is zero in all channels chosen is left at zero.
     stretch = np.sqrt(np.divide(total, chosen, out=np.zeros_like(total), where=chosen > 0))
-    return channels, (np.take_along_axis(q, where, axis=2) * stretch[:, :, None]).astype(np.float32)
+    return np.ascontiguousarray(q * kept * stretch[:, :, None], np.float32)

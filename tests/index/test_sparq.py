@@ -58,7 +58,7 @@ def over(view: RowView, rank: int, start: int = 0) -> SparQIndex:
     return index
 
 
-@pytest.mark.parametrize(("rank", "head_dim"), [(4, 16), (5, 17), (64, 256), (1, 1)])
+@pytest.mark.parametrize(("rank", "head_dim"), [(4, 16), (3, 7), (64, 128), (1, 1)])
 def test_the_softmax_is_that_of_the_paper(rank: int, head_dim: int) -> None:
     keys, q = normal(2, 120, head_dim), normal(2, 3, head_dim, seed=1)
     scores = over(RowView.of(keys), rank).scores(q, RowView.of(keys)).astype(np.float64)
