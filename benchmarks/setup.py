@@ -1,0 +1,54 @@
+"""Threads of every library that a benchmark compares, set alike; call it before torch and Numba are imported."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from typing import Any
+
+
+def set_threads(count: int) -> None:
+    """Let Numba, torch, FAISS and BLAS compute with `count` threads that do not spin while they wait."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    for name in ("NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+        os.environ.setdefault(name, str(count))
+    import faiss
+    import torch
+
+    torch.set_num_threads(count)
+    faiss.omp_set_num_threads(count)
+
+
+@contextmanager
+def only_threads(count: int) -> Iterator[None]:
+    """Let our kernels and FAISS use `count` threads inside a `with` block."""
+    import faiss
+
+    from kvstore.index.threads import kernel_threads
+
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(count)
+    try:
+        with kernel_threads(count):
+            yield
+    finally:
+        faiss.omp_set_num_threads(before)
+
+
+def machine_with_peers() -> dict[str, Any]:
+    """Return the machine's description with the versions of the libraries compared."""
+    from benchmarks.machine import describe_machine
+
+    peers = {name: metadata.version(package) for name, package in (("faiss", "faiss-cpu"), ("sklearn", "scikit-learn"))}
+    return {**describe_machine(), **peers}
+
+
+def show(report: Any) -> None:
+    """Print the rows that a run has so far, if any."""
+    from rich.console import Console
+
+    if report.rows:
+        console = Console()
+        console.print(report.table(), width=None if console.is_terminal else 120)
