@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -137,3 +138,18 @@ def budget_rows(budget: Budget, n_rows: int) -> int:
     if isinstance(budget, int):
         return min(budget, n_rows)
     return min(n_rows, max(1, round(budget * n_rows)))
+
+
+def config_from_dict(data: Mapping[str, Any]) -> StoreConfig:
+    """Return the settings in plain values, as `dataclasses.asdict` gives them and JSON keeps them; all may be left out.
+
+    Raises `ConfigError` for a name that is no setting, or a value of the wrong type.
+
+    >>> config_from_dict({"budget": 0.2, "index": {"kind": "pq", "options": {"m": 2}}}).index.options
+    {'m': 2}
+    """
+    try:
+        settings = dict(data)
+        return StoreConfig(**{**settings, "index": IndexConfig(**settings.get("index", {}))})
+    except TypeError as error:
+        raise ConfigError(f"no settings of a store: {error}") from error
