@@ -140,15 +140,15 @@ class Coder:
                 raise SchemaMismatchError(f"code {largest} is not below the number of centroids, {k}")
 
     def arranged(self, keys: FloatArray, positions: IntArray) -> FloatArray:
-        """Return keys as they are coded, RoPE undone: [n, head_dim] at int64 [n] -> float32 [n, m, sub_dim]."""
+        """Return keys as they are coded, RoPE undone: [.., n, head_dim] at int64 [n] -> float32 [.., n, m, sub_dim]."""
         layout = self._layout
-        parts: FloatArray = keys[:, self._order].reshape(len(keys), layout.m, layout.sub_dim)
+        parts: FloatArray = keys[..., self._order].reshape(*keys.shape[:-1], layout.m, layout.sub_dim)
         if self._tables is None:
             return parts
-        cosines, sines = self._turns(positions).reshape(2, len(keys), layout.m, -1)
+        cosines, sines = self._turns(positions).reshape(2, len(positions), layout.m, -1)
         gains = self._inverse_gains.reshape(layout.m, -1)
-        x, y = np.split(parts, 2, axis=2)
-        return np.concatenate([x * cosines + y * sines, y * cosines - x * sines], 2) * np.tile(gains, 2)
+        x, y = np.split(parts, 2, axis=-1)
+        return np.concatenate([x * cosines + y * sines, y * cosines - x * sines], -1) * np.tile(gains, 2)
 
     def _turns(self, positions: IntArray) -> FloatArray:
         if self._tables is None:

@@ -17,14 +17,15 @@ def held_out_errors(parts: FloatArray, own: IntArray, counts: IntArray, centroid
     c rows, would lie c / (c - 1) times as far away, or would not be there; the row takes that one or the next nearest.
 
     parts: float32 [n, m, sub_dim], rows arranged as the layout says. own: int64 [n, m], their codes. counts: int64
-    [m, k], rows a centroid. centroids: float32 [m, k, sub_dim]. O(n * k * m * sub_dim).
+    [m, k], rows a centroid. centroids: float32 [m, sub_dim, k], as `Codebook.laid`. O(n * k * m * sub_dim).
     """
     n, m, _ = parts.shape
     total = np.zeros(n, np.float32)
     lines = np.arange(n)
     for j in range(m):
-        squares = np.square(centroids[j]).sum(axis=1)
-        distances = np.square(parts[:, j]).sum(axis=1)[:, None] + squares - 2 * parts[:, j] @ centroids[j].T
+        squares = np.square(centroids[j]).sum(axis=0)
+        products = np.einsum("nd,dk->nk", parts[:, j], centroids[j])  # small: a BLAS would wake threads for it
+        distances = np.square(parts[:, j]).sum(axis=1)[:, None] + squares - 2 * products
         mine = own[:, j]
         alike = counts[j, mine].astype(np.float32)
         stretch = np.square(alike / np.maximum(alike - 1, 1))

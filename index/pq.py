@@ -193,18 +193,19 @@ class PQIndex(ScannedIndex):
         for an index that covers the rows it was trained on (see `held_out_errors`); O(n_rows + n * k * head_dim).
         """
         offsets = np.asarray(rows, np.int64) - self.first_row
-        codebook, positions = self.codebook, self._runs.at(offsets)
+        codebook = self.codebook
+        parts = self._coder.arranged(keys, self._runs.at(offsets))
+        own = self._coder.unpack(self._codes[:, offsets])
+        heads = np.arange(self.n_kv_heads)
         out = np.empty((self.n_kv_heads, len(offsets)), np.float32)
-        for h in range(self.n_kv_heads):
-            parts = self._coder.arranged(keys[h], positions)
-            own = self._coder.unpack(self._codes[h, offsets])
-            if held_out:
-                everyone = self._coder.unpack(self.codes[h])
-                counts = np.array([np.bincount(column, minlength=codebook.k) for column in everyone.T])
-                out[h] = held_out_errors(parts, own, counts, np.swapaxes(codebook.laid[h], -1, -2)[:, : codebook.k])
-            else:
-                decoded = np.stack([codebook.parts(h, j, own[:, j]) for j in range(self.layout.m)], axis=1)
-                out[h] = np.square(parts - decoded).sum(axis=(1, 2))
+        if not held_out:
+            decoded = codebook.laid[heads[:, None, None], np.arange(self.layout.m), :, own]
+            np.square(parts - decoded).sum(axis=(2, 3), out=out)
+            return out
+        for h in heads:
+            everyone = self._coder.unpack(self.codes[h])
+            counts = np.array([np.bincount(column, minlength=codebook.k) for column in everyone.T])
+            out[h] = held_out_errors(parts[h], own[h], counts, codebook.laid[h, ..., : codebook.k])
         return out
 
     def describe(self) -> dict[str, Any]:

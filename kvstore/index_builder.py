@@ -32,7 +32,7 @@ class Built:
 
     Attributes:
         index: covers the rows it was built over.
-        trained: whether K-Means ran. trained_rows: rows between sinks and window when its codebook was chosen.
+        trained: whether K-Means ran. trained_rows: rows its codebook was trained on, 0 when it is the model's.
         drift: None for kinds without a codebook.
         notes: what `explain` adds to the index's own description.
     """
@@ -117,7 +117,7 @@ class IndexBuilder:
         index.add(keys, positions)
         drift = Drift(found.error)
         observe(drift, index, keys, first_row)
-        return Built(index, False, keys.shape[1], drift, {"codebook": f"model v{found.version}"})
+        return Built(index, False, 0, drift, {"codebook": f"model v{found.version}"})
 
     def iterations_for(self, rows: int) -> dict[str, Any]:
         """Return the options of a training and what to say of it; asks the cost model, so not in the background."""

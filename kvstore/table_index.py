@@ -78,15 +78,18 @@ class TableIndex:
         settings = self._config.index
         start, stop = first_row + self._config.sinks, table.n_rows - self._config.window
         if self.index is None:
-            if settings.kind != "flat" and stop - start >= settings.min_rows:
-                self.build(table, positions, first_row)
+            if settings.kind == "flat" or stop - start < settings.min_rows:
+                return
+            self.build(table, positions, first_row)
         elif stop - self.index.stop_row >= settings.append_rows:
             if self.drift is not None and self._builder.may_donate(self._layer, stop - start):
                 self.build(table, positions, first_row)  # long enough by now for the codebook that all will share
-                return
-            self._add(self.index, table, positions, stop)
-            if self._job is None and self._should_train():
-                self.rebuild_later(table, positions, first_row, maintenance)
+            else:
+                self._add(self.index, table, positions, stop)
+        else:
+            return
+        if self._job is None and self._should_train():
+            self.rebuild_later(table, positions, first_row, maintenance)
 
     def build(self, table: Table, positions: Runs, first_row: int, *, own: bool = False) -> None:
         """Cover all rows between sinks and window anew; an index that was there is replaced.
@@ -174,13 +177,14 @@ class TableIndex:
 
     def _should_train(self) -> bool:
         settings = self._config.index
-        threshold = settings.reindex_drift
-        if settings.codebook == "auto" and threshold is None:
-            threshold = REFINE_DRIFT
-        if threshold is None or settings.codebook == "model" or self.index is None or self.drift is None:
+        threshold, least = settings.reindex_drift, self._trained_rows * (1 + 1 / GROWTH)
+        if settings.codebook == "auto":
+            threshold = threshold if threshold is not None else REFINE_DRIFT
+            least = max(least, settings.codebook_rows)  # of fewer rows comes no better codebook than the model's
+        if threshold is None or settings.codebook == "model" or self.index is None:
             return False
-        ratio, rows = self.drift_ratio, self.index.n_rows
-        return ratio is not None and ratio > threshold and rows >= self._trained_rows * (1 + 1 / GROWTH)
+        ratio = self.drift_ratio
+        return ratio is not None and ratio > threshold and self.index.n_rows >= least
 
     def _give_up(self) -> None:
         """Forget a job that failed; the table trains again by itself only after it has grown."""

@@ -141,15 +141,25 @@ def test_auto_refines_with_the_sequences_own_when_the_models_does_not_fit():
     store, _, _ = filled(SCHEMA, config("auto"), 300)
     odd = store.create("odd")
     rows = [(3 * keys + 4, values) for keys, values in make_rows(SCHEMA, 400, seed=2)]
-    append(odd, cut(rows, 0, 200))
+    append(odd, cut(rows, 0, 90))  # shorter than a codebook needs
+    store.wait()
     assert notes(odd)["codebook"] == "model v1"
-    for at in range(200, 400, 20):
-        append(odd, cut(rows, at, at + 20))
+    for at in range(90, 400, 10):
+        append(odd, cut(rows, at, at + 10))
     store.wait()
     assert notes(odd)["codebook"] == "sequence"
     assert odd._indexes[0].covered == (2, 392)
     assert store.codebooks.get(0).version == 1
     assert notes(store["book"])["codebook"] == "model v1"
+
+
+def test_auto_refines_right_after_a_prefill():
+    store, _, _ = filled(SCHEMA, config("auto"), 300)
+    odd = store.create("odd")
+    append(odd, [(3 * keys + 4, values) for keys, values in make_rows(SCHEMA, 400, seed=2)])
+    assert notes(odd)["codebook"] == "model v1"
+    store.wait()
+    assert notes(odd)["codebook"] == "sequence"
 
 
 def test_reindex_in_auto_gives_a_sequence_its_own():
