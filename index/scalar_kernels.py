@@ -46,6 +46,21 @@ def scalar_scan(bits: int) -> Any:
     [n_kv_heads, group, n_bytes * 8 / bits], what a step of each code is worth; offsets float32 [n_kv_heads, group];
     out float32 [n_kv_heads, >= group, >= stop - start] gets offset + sum over j of weights[j] * code[j].
     """
+    score_chunk = _chunk_scorer(bits)
+
+    @jit(parallel=True)
+    def scan(codes, weights, offsets, start, stop, out):  # type: ignore[no-untyped-def]
+        n_chunks = count_chunks(stop - start)
+        for task in prange(codes.shape[0] * n_chunks):
+            h, chunk = divmod(np.int64(task), n_chunks)  # prange counts in uint64
+            low, high = chunk_bounds(stop - start, n_chunks, chunk)
+            score_chunk(codes[h], weights[h], offsets[h], start, low, high, out[h])
+
+    return scan
+
+
+def _chunk_scorer(bits: int) -> Any:
+    """Return the kernel for rows [low, high) of one KV head: unpack a tile, then a product a row and query head."""
 
     @jit
     def score_chunk(codes, weights, offsets, start, low, high, out):  # type: ignore[no-untyped-def]
@@ -70,12 +85,4 @@ def scalar_scan(bits: int) -> Any:
                         total += line[j] * w[j]
                     out[g, first + t] = total + offsets[g]
 
-    @jit(parallel=True)
-    def scan(codes, weights, offsets, start, stop, out):  # type: ignore[no-untyped-def]
-        n_chunks = count_chunks(stop - start)
-        for task in prange(codes.shape[0] * n_chunks):
-            h, chunk = divmod(np.int64(task), n_chunks)  # prange counts in uint64
-            low, high = chunk_bounds(stop - start, n_chunks, chunk)
-            score_chunk(codes[h], weights[h], offsets[h], start, low, high, out[h])
-
-    return scan
+    return score_chunk
