@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kvstore.cli import capture, demo, generate
+from kvstore.cli import capture, demo, generate, tune
 
 
 def build_app() -> typer.Typer:
@@ -23,6 +23,7 @@ def build_app() -> typer.Typer:
     app.command(epilog=demo.EXAMPLES)(demo.demo)
     app.command(epilog=generate.EXAMPLES)(generate.generate)
     app.command(epilog=capture.EXAMPLES)(capture.capture)
+    app.command(epilog=tune.EXAMPLES)(tune.tune)
     return app
 
 
