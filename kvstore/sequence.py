@@ -229,9 +229,8 @@ class Sequence:
     def reindex(self, layer: int | None = None, *, background: bool = False) -> None:
         """Train and encode again over all rows between sinks and window, for one layer or all.
 
-        With codebook="model" rows are only encoded again, with the catalog's codebook. `background=True` returns at
-        once: the old index serves until a commit, or `KVStore.wait`, finds the new one done, adds what came meanwhile
-        and puts it in its place. `truncate` and `drop` give that work up; its failure raises `MaintenanceError`, once.
+        With codebook="model" rows are only encoded again. With `background` the old index serves until a commit, or
+        `KVStore.wait`, finds the new one done; `truncate` and `drop` give it up, a failure raises `MaintenanceError`.
         """
         layers = self._between_steps("reindex", layer)
         self._indexes.reindex(self._tables, self._positions, self._first_row, layers, background)
