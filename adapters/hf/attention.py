@@ -66,8 +66,8 @@ def use_store_attention(model: Any) -> Iterator[Any]:
     check_supported(model)
     register()
     former = _implementations(model.config)
-    model.set_attn_implementation(NAME)
     try:
+        model.set_attn_implementation(NAME)
         if model.config._attn_implementation != NAME:
             raise UnsupportedModelError(f"{type(model).__name__} did not take the attention function {NAME!r}")
         yield model
@@ -78,6 +78,9 @@ def use_store_attention(model: Any) -> Iterator[Any]:
 def _implementations(config: Any) -> str | dict[str, str]:
     """Return the attention implementation of a configuration, or of it ("") and each of those nested in it."""
     own: str = config._attn_implementation
-    nested = {name: getattr(config, name, None) for name in config.sub_configs}
-    inner = {name: sub._attn_implementation for name, sub in nested.items() if sub is not None}
+    nested = (getattr(config, name, None) for name in config.sub_configs)
+    found = {
+        name: getattr(sub, "_attn_implementation", None) for name, sub in zip(config.sub_configs, nested, strict=True)
+    }
+    inner = {name: implementation for name, implementation in found.items() if implementation is not None}
     return {"": own, **inner} if inner else own

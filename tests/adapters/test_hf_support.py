@@ -104,3 +104,22 @@ def test_the_cache_tells_transformers_what_it_is(tiny):
     assert len(cache) == 4
     assert cache.get_mask_sizes(5, 0) == (5, 0)
     assert "StoreLayer(0)" in repr(cache)
+
+
+def test_language_model_inside_another_model(prompt, generate):
+    text = {**SIZES, **LAYERS, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 48, "vocab_size": 128}
+    text |= {"layer_types": ["full_attention", "sliding_attention"], "initializer_range": 0.2}
+    vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    vision |= {"image_size": 32, "patch_size": 16}
+    config = transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    torch.manual_seed(0)
+    model = transformers.Gemma3ForConditionalGeneration(config).eval()
+    model.set_attn_implementation({"": "sdpa", "text_config": "sdpa", "vision_config": "eager"})
+    expected = generate(model, None, prompt(20))
+    with use_store_attention(model):
+        cache = StoreCache(model, budget=None)
+        generate(model, cache, prompt(20)).assert_close(expected)
+    assert cache.store_layers == {0: 0}
+    assert cache.store.schema.rope[0] is not None
+    assert model.config.text_config._attn_implementation == "sdpa"
+    assert model.config.vision_config._attn_implementation == "eager"
