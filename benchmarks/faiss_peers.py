@@ -35,7 +35,9 @@ class FaissKind:
         import faiss
 
         if self.name == RABITQ:
-            return faiss.IndexRaBitQ(head_dim, faiss.METRIC_INNER_PRODUCT)
+            # its estimates suppose a random rotation before, which the class leaves to its user
+            turn = faiss.RandomRotationMatrix(head_dim, head_dim)
+            return faiss.IndexPreTransform(turn, faiss.IndexRaBitQ(head_dim, faiss.METRIC_INNER_PRODUCT))
         kind = faiss.IndexPQFastScan if self.name == FAST_SCAN else faiss.IndexPQ
         return kind(head_dim, self.m, self.bits, faiss.METRIC_INNER_PRODUCT)
 
@@ -52,7 +54,7 @@ class FaissKind:
 
 def code_bytes(index: Any) -> int:
     """Bytes that one key takes."""
-    return int(index.code_size)
+    return int(index.sa_code_size())
 
 
 def kinds_of_bytes(n_bytes: float, head_dim: int) -> list[FaissKind]:

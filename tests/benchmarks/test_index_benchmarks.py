@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks import index_quality, kmeans, topk
-from benchmarks.faiss_peers import FAST_SCAN, PQ, RABITQ, FaissKind, all_scores, kinds_of_bytes
+from benchmarks.faiss_peers import FAST_SCAN, PQ, RABITQ, FaissKind, all_scores, code_bytes, kinds_of_bytes
 from benchmarks.report import Report, check_report
 from benchmarks.synthetic import make_rows
 from tests.traces import make_trace
@@ -93,7 +93,7 @@ def test_faiss_kinds_spend_what_they_are_asked_to():
     assert FaissKind(RABITQ) in kinds_of_bytes(16, 64)
     assert kinds_of_bytes(12.5, 64) == []
     for kind in kinds_of_bytes(16, 64):
-        assert kind.make(64).code_size == 16
+        assert code_bytes(kind.make(64)) == 16
 
 
 def test_all_scores_of_faiss_are_in_row_order():
