@@ -24,6 +24,9 @@ import numpy as np
 from numba.core.caching import IndexDataCacheFile
 from numba.core.compiler import CompileResult
 
+FORMAT = 2
+"""Of what is stored; raised when files written before must not be read any more."""
+
 ENV_DIRECTORY = "KVSTORE_JIT_CACHE"
 """Environment variable: a directory for compiled kernels, or `off`."""
 
@@ -57,7 +60,7 @@ def _user_cache() -> Path:
 
 def fingerprint(function: Callable[..., Any], options: object = ()) -> str:
     """Return a digest of a kernel: its code, the values it closes over, and the same of each callee."""
-    digest = hashlib.sha256(repr(options).encode())
+    digest = hashlib.sha256(repr((FORMAT, options)).encode())
     _absorb_function(function, digest, set())
     return digest.hexdigest()[:32]
 
@@ -131,7 +134,7 @@ class KernelCache:
         """Return the stored compile result for these argument types, or None."""
         target.refresh()
         try:
-            file = self._open()
+            file = self._open()  # also before anything is compiled: it names the function
             data = file.load(self._key(signature, target.codegen())) if file else None
             return None if data is None else CompileResult._rebuild(target, *data)
         except (OSError, *_TORN):
@@ -173,8 +176,13 @@ class KernelCache:
         if not self._opened:
             directory = cache_directory()
             if directory is not None:
-                name = f"{self._function.__name__}-{fingerprint(self._function, self._options)}"
+                content = fingerprint(self._function, self._options)
+                name = f"{self._function.__name__}-{content}"
                 self._file = IndexDataCacheFile(str(directory), name, source_stamp=name)
+                # Numba names compiled symbols by qualified name and a count that starts anew in each process. Two
+                # kernels out of one factory, stored by two processes, may so bear one name, and a third process that
+                # loads both would run one for the other. With the content in the name that cannot be.
+                self._function.__qualname__ += "_" + content
             self._opened = True
         return self._file
 

@@ -1,6 +1,7 @@
 """How kernels are compiled and stored, and what importing does not do."""
 
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -194,3 +195,34 @@ def test_run_parallel_returns_what_the_kernel_returns() -> None:
         return result
 
     assert run_parallel(total, np.ones(10)) == 10
+
+
+_FACTORY = """
+import sys
+import numpy as np
+from kvstore.index.jit import jit
+
+def adder(step):
+    @jit
+    def add(x):
+        return x + step
+
+    return add
+
+print([int(adder(int(step))(np.int64(1))) for step in sys.argv[1:]])
+"""
+
+
+def test_kernels_of_one_factory_stored_by_two_processes_have_two_names(tmp_path: Path) -> None:
+    """Of two stored kernels with one symbol, a process that loads both runs one for the other."""
+
+    def run(*steps: int) -> str:
+        command = [sys.executable, "-c", _FACTORY, *map(str, steps)]
+        environment = {**os.environ, "KVSTORE_JIT_CACHE": str(tmp_path)}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+
+    assert run(1) == "[2]"
+    assert run(5) == "[6]"
+    stored = [pickle.loads(path.read_bytes()) for path in tmp_path.rglob("*.nbc")]
+    assert len({descriptor.llvm_func_name for _, descriptor, *_ in stored}) == len(stored) == 2
+    assert run(5, 1) == "[6, 2]"
