@@ -43,7 +43,7 @@ class Demo:
 
     def run(self) -> DemoReport:
         """Run full attention, then the store at each budget."""
-        self._progress("Warming up", 0, 0)
+        self._progress("Warming up; the first run compiles the kernels", 0, 0)
         self._warm_up()
         full = self._full_attention()
         with use_store_attention(self.loaded.model):
