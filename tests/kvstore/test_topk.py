@@ -154,9 +154,9 @@ def test_all_heads_at_once_find_what_each_finds_alone(group, reduce):
 def test_half_precision_keys_are_scored_as_they_are_stored(dtype):
     schema = Schema(1, 4, 2, 16, dtype=dtype, block_tokens=16)
     store, _, rows = filled(schema, flat_config(), 100)
-    q = random((16,), 3, schema.torch_dtype)
-    scores = oracles.wide(rows[0][0][1]) @ oracles.wide(q)
-    found = store.topk(0, 1, q, 10)
+    q = random((2, 16), 3, schema.torch_dtype)
+    scores = oracles.group_scores(q, rows[0][0][1], schema.scale, "max")
+    found = store.topk(0, 1, q, 10, reduce="max")
     oracles.assert_best_rows(found.positions, scores, 10)
     np.testing.assert_allclose(found.scores, scores[found.positions], rtol=1e-5, atol=1e-5)
 
