@@ -43,7 +43,6 @@ class Stages:
 
     def _begin(self, stage: str) -> None:
         self._stage = stage
-        stage = stage[:1].upper() + stage[1:]
         if self._bars.disable:
             self._console.print(f"{stage} ...", highlight=False, soft_wrap=True)
             return
