@@ -24,7 +24,7 @@ import numpy as np
 from numba.core.caching import IndexDataCacheFile
 from numba.core.compiler import CompileResult
 
-FORMAT = 2
+FORMAT = 3
 """Of what is stored; raised when files written before must not be read any more."""
 
 ENV_DIRECTORY = "KVSTORE_JIT_CACHE"
@@ -121,7 +121,7 @@ class KernelCache:
     def __init__(self, function: Callable[..., Any], options: object) -> None:
         self._function = function
         self._options = options
-        self._file: Any = None
+        self._place: tuple[str, str] | None = None  # directory and beginning of file names
         self._opened = False
 
     @property
@@ -134,8 +134,10 @@ class KernelCache:
         """Return the stored compile result for these argument types, or None."""
         target.refresh()
         try:
-            file = self._open()  # also before anything is compiled: it names the function
-            data = file.load(self._key(signature, target.codegen())) if file else None
+            self._open()  # also before anything is compiled: it names the function
+            key = self._key(signature, target.codegen())
+            file = self._file(key)
+            data = file.load(key) if file else None
             return None if data is None else CompileResult._rebuild(target, *data)
         except (OSError, *_TORN):
             return None  # compile again
@@ -145,9 +147,10 @@ class KernelCache:
         if result.library.has_dynamic_globals or any(not loop.can_cache for loop in result.lifted):
             return  # holds addresses of this process
         try:
-            file = self._open()
+            key = self._key(signature, result.codegen)
+            file = self._file(key)
             if file:
-                self._save(file, self._key(signature, result.codegen), result._reduce())
+                self._save(file, key, result._reduce())
         except OSError:
             return
 
@@ -156,13 +159,15 @@ class KernelCache:
 
     def disable(self) -> None:
         """Stop using the disk for this kernel."""
-        self._file, self._opened = None, True
+        self._place, self._opened = None, True
 
     def flush(self) -> None:
         """Forget what is stored for this kernel."""
-        file = self._open()
-        if file:
-            file.flush()
+        self._open()
+        if self._place:
+            directory, name = self._place
+            for path in Path(directory).glob(f"{name}-*"):
+                path.unlink(missing_ok=True)
 
     @staticmethod
     def _save(file: Any, key: Any, data: Any) -> None:
@@ -172,19 +177,30 @@ class KernelCache:
             file.flush()
             file.save(key, data)
 
-    def _open(self) -> Any:
-        if not self._opened:
-            directory = cache_directory()
-            if directory is not None:
-                content = fingerprint(self._function, self._options)
-                name = f"{self._function.__name__}-{content}"
-                self._file = IndexDataCacheFile(str(directory), name, source_stamp=name)
-                # Numba names compiled symbols by qualified name and a count that starts anew in each process. Two
-                # kernels out of one factory, stored by two processes, may so bear one name, and a third process that
-                # loads both would run one for the other. With the content in the name that cannot be.
-                self._function.__qualname__ += "_" + content
-            self._opened = True
-        return self._file
+    def _open(self) -> None:
+        """Find the place on disk, once, and name the function by its content.
+
+        Numba names compiled symbols by qualified name and a count that starts anew in each process. Two kernels out of
+        one factory, stored by two processes, may so bear one name, and a third process that loads both would run one
+        for the other. With the content in the name that cannot be.
+        """
+        if self._opened:
+            return
+        self._opened = True
+        directory = cache_directory()
+        if directory is not None:
+            content = fingerprint(self._function, self._options)
+            self._place = str(directory), f"{self._function.__name__}-{content}"
+            self._function.__qualname__ += "_" + content
+
+    def _file(self, key: tuple[Any, ...]) -> Any:
+        """Files of one overload: Numba's numbering of many in one list is not safe with two writers."""
+        self._open()
+        if self._place is None:
+            return None
+        directory, name = self._place
+        overload = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
+        return IndexDataCacheFile(directory, f"{name}-{overload}", source_stamp=name)
 
     @staticmethod
     def _key(signature: Any, codegen: Any) -> tuple[Any, ...]:

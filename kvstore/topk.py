@@ -9,7 +9,6 @@ import numpy.typing as npt
 import torch
 
 from kvstore.config import StoreConfig
-from kvstore.index.base import Candidates
 from kvstore.index.flat import FlatIndex
 from kvstore.index.threads import run_parallel
 from kvstore.kernels.score import score_kernel
@@ -102,23 +101,8 @@ def score_candidates(table: Table, keeper: TableIndex, config: StoreConfig, quer
     outside = np.concatenate([np.arange(query.start, low), np.arange(high, query.stop)])
     rows = np.concatenate([found.rows, np.broadcast_to(outside, (len(found.rows), len(outside)))], axis=1)
     scores = exact_scores(table, rows, query.q)
-    covered = found.log_norm if index.exact else _corrected(found, scores[:, :, :k], query)
-    log_norm = np.logaddexp(covered, _log_sum_exp(query.scale * scores[:, :, k:]))
+    log_norm = np.logaddexp(found.log_norm, log_sum_exp(query.scale * scores[:, :, k:]))
     return Scored(rows, scores, log_norm, index.exact)
-
-
-def _corrected(found: Candidates, scores: FloatArray, query: Query) -> FloatArray:
-    """An index's log-normaliser, corrected by what the exact scores of its candidates say.
-
-    A centroid is the mean of its keys, so a coded score has no bias, but its exp has: the mean of an exp is more than
-    the exp of a mean. Candidates were chosen by their codes alone, so the ratio of their exact to their coded weight
-    estimates the factor for all rows.
-    """
-    if query.reduce != "sum_softmax":
-        return found.log_norm
-    exact = np.exp(query.scale * scores - found.log_norm[:, :, None]).sum(axis=(1, 2))
-    coded = np.maximum(found.scores.sum(axis=1), np.finfo(np.float32).tiny)
-    return np.asarray(found.log_norm + np.log(np.maximum(exact / coded, 1e-6))[:, None], np.float32)
 
 
 def exact_scores(table: Table, rows: IntArray, q: FloatArray) -> FloatArray:
@@ -163,6 +147,6 @@ def _group_scores(scored: Scored, query: Query) -> FloatArray:
     return np.asarray(reduced, np.float32)
 
 
-def _log_sum_exp(x: FloatArray) -> FloatArray:
+def log_sum_exp(x: FloatArray) -> FloatArray:
     """Log of the sum of exp over the last axis; -inf where it is empty."""
     return np.asarray(np.logaddexp.reduce(x, axis=-1, initial=-np.inf), np.float32)

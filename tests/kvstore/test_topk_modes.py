@@ -58,16 +58,22 @@ def test_range_returns_every_row_within_beta_of_the_best(beta: float, head: int,
     assert (found.scores.diff() <= 0).all()
 
 
-def test_with_an_index_both_modes_find_nearly_what_an_exact_scan_finds() -> None:
+@pytest.mark.parametrize("seed", range(6))
+def test_with_an_index_the_rows_found_hold_the_mass_that_they_claim(seed: int) -> None:
     store, keys = filled("pq")
     assert store["book"]._indexes[0].index is not None
-    q = 5 * torch.randn(2, 16, generator=torch.Generator().manual_seed(1))
+    q = 5 * torch.randn(2, 16, generator=torch.Generator().manual_seed(seed))
     found = store.topk(0, 1, q, mass=0.6)
-    assert not found.exact
-    assert 0.5 < shares(keys[1], q)[found.positions.numpy()].sum() < 0.8
-    q = 2 * torch.randn(2, 16, generator=torch.Generator().manual_seed(1))
-    exact = store.range(0, 1, q[0], 6.0, exact=True)
-    near = store.range(0, 1, q[0], 6.0)
+    share = shares(keys[1], q)[found.positions.numpy()]
+    np.testing.assert_allclose(found.scores.numpy() / 2, share, rtol=1e-3, atol=1e-6)  # the sample is all the rest here
+    assert share.sum() >= 0.6 - 1e-3
+
+
+def test_with_an_index_range_finds_most_of_what_an_exact_scan_finds() -> None:
+    store, _ = filled("pq")
+    q = 2 * torch.randn(16, generator=torch.Generator().manual_seed(1))
+    exact = store.range(0, 1, q, 6.0, exact=True)
+    near = store.range(0, 1, q, 6.0)
     assert set(near.positions.tolist()) <= set(exact.positions.tolist())
     assert len(near) > 0.6 * len(exact)
 
