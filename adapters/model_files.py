@@ -54,16 +54,16 @@ def load_model(
     tell = report or (lambda _: None)
     source = find_model(path)
     directory = _converted(source, dtype, tell) if source.is_gguf else source.path
-    tell(f"loading {source.name}")
+    tell(f"Loading {source.name}")
     return _load(directory, source.name, DTYPES[dtype])
 
 
 def _converted(source: ModelSource, dtype: str, tell: Callable[[str], None]) -> Path:
     def make(directory: Path) -> None:
-        tell(f"converting {source.path.name} (once; about 20 s for a small model)")
+        tell(f"Converting {source.path.name} (once; about 20 s for a small model)")
         gguf.convert(source.path, directory, DTYPES[dtype])
 
-    tell(f"reading {source.path.name}")
+    tell(f"Reading {source.path.name}")
     key = f"{source.path.stem}-{dtype}-{digest(source.path)}-v{gguf.FORMAT}"
     return CheckpointCache(cache_dir()).get(key, make)
 

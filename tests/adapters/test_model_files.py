@@ -158,11 +158,11 @@ def test_other_gguf_tokenizers_are_left_to_transformers(model, alphabet, tmp_pat
 def test_gguf_is_converted_once(gguf_file, monkeypatch):
     stages = []
     load_model(gguf_file, report=stages.append)
-    assert any("converting" in stage for stage in stages)
+    assert any("Converting" in stage for stage in stages)
     monkeypatch.setattr(conversion, "convert", None)
     stages.clear()
     load_model(gguf_file, report=stages.append)
-    assert not any("converting" in stage for stage in stages)
+    assert not any("Converting" in stage for stage in stages)
 
 
 def test_conversion_prints_nothing(gguf_file, capfd):
