@@ -48,7 +48,7 @@ def _table(outcomes: list[Outcome]) -> Table:
     table.add_column("", no_wrap=True)
     for outcome in outcomes:
         table.add_column(_title(outcome), overflow="fold")
-    table.add_row("answer", *(Text(outcome.answer) for outcome in outcomes))
+    table.add_row("answer", *(Text(outcome.answer.partition("\n")[0]) for outcome in outcomes))
     table.add_row("", *(_judgement(outcome) for outcome in outcomes))
     table.add_row("rows a step reads", *(f"{outcome.rows_a_step:,.0f}" for outcome in outcomes))
     table.add_row("attention mass caught", *(f"{outcome.mass:.1%}" for outcome in outcomes))

@@ -13,7 +13,7 @@ INSTRUCTION = (
     "One sentence of the following text tells a magic number. Remember that number while you read. "
     "You will be asked for it after the text.\n\n"
 )
-QUESTION = "\n\nWhich magic number does the text above tell?"
+QUESTION = "\n\nWhat is the magic number in this text?"
 ANSWER_START = "The magic number is"
 ANSWER_TOKENS = 10
 _TEXT_HERE = "[[the text]]"
