@@ -52,9 +52,9 @@ def _table(outcomes: list[Outcome]) -> Table:
     table.add_row("", *(_judgement(outcome) for outcome in outcomes))
     table.add_row("rows a step reads", *(f"{outcome.rows_a_step:,.0f}" for outcome in outcomes))
     table.add_row("attention mass caught", *(f"{outcome.mass:.1%}" for outcome in outcomes))
-    table.add_row("steps a second", *(f"{outcome.tokens_per_s:.1f}" for outcome in outcomes))
+    table.add_row("tokens a second", *(f"{outcome.tokens_per_s:.1f}" for outcome in outcomes))
     table.add_row("context read in", *(f"{outcome.read_s:.1f} s" for outcome in outcomes))
-    table.add_row("first answer token", *(f"{outcome.first_token_s:.1f} s" for outcome in outcomes))
+    table.add_row("time to first token", *(f"{outcome.first_token_s:.1f} s" for outcome in outcomes))
     return table
 
 
