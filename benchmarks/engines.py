@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
 
     from kvstore import StoreConfig
-    from kvstore.config import Budget
+    from kvstore.budget import Budget
 
 DYNAMIC = "DynamicCache"
 STATIC = "StaticCache"

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.config import StoreConfig
-from kvstore.index.base import Index
+from kvstore.index.base import Candidates, Index
 from kvstore.index.flat import FlatIndex
 from kvstore.index.rows import DTYPE_CODES
 from kvstore.index.threads import run_sized
@@ -34,7 +34,7 @@ class Attended:
     Attributes:
         out: float32 [n_sequences, n_kv_heads, group, value_dim].
         log_norm: float32 [n_sequences, n_kv_heads, group], log of the softmax's denominator over the rows read.
-        chosen: int64 [n_sequences, n_kv_heads, >= n_selected], rows picked from the middle, ascending.
+        chosen: int64 [n_sequences, n_kv_heads, >= n_selected], rows picked from the middle, ascending, then -1.
         search_s, attend_s: seconds spent finding candidates, and in rerank + fetch + softmax.
     """
 
@@ -93,20 +93,20 @@ class Attention:
                 p.sinks_stop,
                 p.tail_start,
                 p.n_rows,
-                p.n_candidates,
-                p.n_selected,
             )
             for t, p in zip(tables, plans, strict=True)
         ]
         n_chosen = max(p.n_selected for p in plans)
         out = np.empty((len(plans), s.n_kv_heads, q.shape[2], s.value_dim), np.float32)
         log_norm = np.empty(out.shape[:3], np.float32)
-        chosen = np.empty((len(plans), s.n_kv_heads, n_chosen), np.int64)
+        chosen = np.full((len(plans), s.n_kv_heads, n_chosen), -1, np.int64)
+        counts = [p.by_head or ((p.n_candidates, p.n_selected),) * s.n_kv_heads for p in plans]
         numbers = sum(p.n_attended * s.value_dim + max(p.n_attended, p.n_candidates) * s.head_dim for p in plans)
         run_sized(
             NUMBER_NS * s.n_q_heads * numbers,
             attend_kernel(s.head_dim, s.value_dim, DTYPE_CODES[s.dtype]),
             np.array(lines, np.int64),
+            np.array(counts, np.int64),
             self._sizes,
             candidates,
             self._reduce_code,
@@ -136,7 +136,16 @@ class Attention:
             start=plan.sinks_stop,
             stop=plan.tail_start,
         )
-        return found.rows[None]
+        return (_best(found, plan.by_head) if plan.by_head else found.rows)[None]
+
+
+def _best(found: Candidates, by_head: tuple[tuple[int, int], ...]) -> npt.NDArray[np.int64]:
+    """Keep of each KV head's rows as many as it may have, those with the best scores, ascending, at the front."""
+    rows = found.rows.copy()
+    for head, (n_candidates, _) in enumerate(by_head):
+        order = np.lexsort((found.rows[head], -found.scores[head]))[:n_candidates]
+        rows[head, : len(order)] = np.sort(found.rows[head, order])
+    return rows
 
 
 def _stack(found: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:

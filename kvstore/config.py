@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvstore.budget import Budget, check_budget
 from kvstore.errors import ConfigError
 
 MIB = 1 << 20
-Budget = float | int | None
 REDUCTIONS = ("sum_softmax", "max", "mean")
 CODEBOOKS = ("sequence", "model", "auto")
 ADAPTIVE = "adaptive"
@@ -86,7 +86,8 @@ class StoreConfig:
         sinks: first rows of a sequence, always attended exactly and never indexed.
         window: last rows, the same.
         budget: rows that `attend` reads, sinks and window included: a share of the rows (float in (0, 1]), a
-            number of rows (int), or None for all of them (dense attention).
+            number of rows (int), None for all of them (dense attention), or a function (layer, KV head, rows there
+            are) that returns one of these, called for every head of every query.
         min_selected: rows chosen from the middle however small the budget is.
         dense_rows: sequences up to this long are attended densely: there selection costs more than it saves.
         reduce: how the query heads of one KV head agree on a row: "sum_softmax", "max" or "mean".
@@ -117,27 +118,6 @@ class StoreConfig:
         if self.arena_bytes < 1 or self.heap_bytes < 0:
             raise ConfigError("arena_bytes must be positive and heap_bytes not negative")
         check_budget(self.budget)
-
-
-def check_budget(budget: Budget) -> None:
-    """Raise `ConfigError` unless budget is None, a share in (0, 1] or a positive number of rows."""
-    if budget is None:
-        return
-    if isinstance(budget, bool) or not isinstance(budget, (int, float)):
-        raise ConfigError(f"budget must be a share (float), a number of rows (int) or None, not {budget!r}")
-    if isinstance(budget, int) and budget < 1:
-        raise ConfigError(f"a budget in rows must be at least 1, not {budget}")
-    if isinstance(budget, float) and not 0.0 < budget <= 1.0:
-        raise ConfigError(f"a budget as a share must be in (0, 1], not {budget}; rows are given as an int")
-
-
-def budget_rows(budget: Budget, n_rows: int) -> int:
-    """Rows that a budget allows at a length of n_rows."""
-    if budget is None:
-        return n_rows
-    if isinstance(budget, int):
-        return min(budget, n_rows)
-    return min(n_rows, max(1, round(budget * n_rows)))
 
 
 def config_from_dict(data: Mapping[str, Any]) -> StoreConfig:

@@ -20,7 +20,7 @@ class Measured:
         search_ms, attend_ms: time for candidates, and for rerank + fetch + softmax, all KV heads.
         mass: share of the full softmax that the rows read hold, mean over query heads.
         middle_mass: the same of the mass between sinks and tail (1 where nothing lies there).
-        chosen: int64 [n_kv_heads, n_selected], rows picked from the middle, ascending.
+        chosen: int64 [n_kv_heads, n_selected], rows picked from the middle, ascending; -1 where a head picks fewer.
     """
 
     search_ms: float
@@ -59,7 +59,8 @@ class Explanation:
         return {
             "sequence": self.sequence,
             "layer": self.layer,
-            "plan": asdict(self.plan) | {"n_attended": self.plan.n_attended},
+            "plan": asdict(self.plan)
+            | {"by_head": [list(n) for n in self.plan.by_head], "n_attended": self.plan.n_attended},
             "index": self.index,
             "measured": measured,
         }
@@ -70,7 +71,7 @@ class Explanation:
         heads = self.schema.n_kv_heads
         if p.method == DENSE:
             return [f"Softmax rows=[{p.first},{p.n_rows})  {_size((p.n_rows - p.first) * row_bytes * heads)} of rows"]
-        kept = p.n_attended - p.n_selected
+        kept = p.n_rows - p.first - p.n_middle
         lines = [
             f"Softmax rows={p.n_attended}  attend {m.attend_ms:.2f} ms" if m else f"Softmax rows={p.n_attended}",
             f"  Exact sinks=[{p.first},{p.sinks_stop}) tail=[{p.tail_start},{p.n_rows})"
@@ -83,17 +84,22 @@ class Explanation:
             shown = {k: v for k, v in self.index.items() if k not in ("kind", "rows", "bytes_per_key")}
             settings = " ".join(f"{k}={v}" for k, v in shown.items())
             lines += [
-                f"  Rerank {p.n_candidates} -> {p.n_selected} a KV head"
+                f"  Rerank {p.n_candidates} -> {_chosen(p)} a KV head"
                 f"  {_size(p.n_candidates * key_bytes * heads)} of keys",
                 f"    Scan {self.index['kind']} {settings} rows={source}"
                 f"  {_size(p.n_middle * code_bytes * heads)} of codes",
             ]
         else:
             keys = _size(p.n_middle * key_bytes * heads)
-            lines += [f"  Scan flat rows={source} -> {p.n_selected} a KV head  {keys} of keys"]
+            lines += [f"  Scan flat rows={source} -> {_chosen(p)} a KV head  {keys} of keys"]
         if m is not None:
             lines[-1] += f"  search {m.search_ms:.2f} ms"
         return lines
+
+
+def _chosen(plan: Plan) -> str:
+    """Rows picked: a number, or the smallest and largest of the KV heads."""
+    return f"{min(plan.by_head)[1]} to {plan.n_selected}" if plan.by_head else str(plan.n_selected)
 
 
 def _size(n_bytes: float) -> str:

@@ -23,8 +23,8 @@ def measure(table: Table, plan: Plan, attended: Attended, q: npt.NDArray[np.floa
     weights /= weights.sum(axis=-1, keepdims=True)
     chosen = attended.chosen[0, :, : plan.n_selected]
     middle = weights[:, :, plan.sinks_stop - plan.first : plan.tail_start - plan.first].sum(axis=-1)
-    places = np.broadcast_to(chosen[:, None] - plan.first, (*q.shape[:2], plan.n_selected))
-    caught_sum = np.take_along_axis(weights, places, -1).sum(axis=-1)
+    places = np.broadcast_to(np.maximum(chosen - plan.first, 0)[:, None], (*q.shape[:2], plan.n_selected))
+    caught_sum = np.where(chosen[:, None] >= 0, np.take_along_axis(weights, places, -1), 0.0).sum(axis=-1)
     share = np.divide(caught_sum, middle, out=np.ones_like(middle), where=middle > 0)
     return Measured(
         search_ms=1e3 * attended.search_s,

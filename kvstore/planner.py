@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvstore.config import Budget, StoreConfig, budget_rows
+from kvstore.budget import Budget, head_budgets
+from kvstore.config import StoreConfig
 
 DENSE, FLAT, INDEX = "dense", "flat", "index"
 
@@ -19,9 +20,10 @@ class Plan:
         sinks_stop: the sinks are the rows [first, sinks_stop).
         tail_start: the tail is [tail_start, n_rows): the window, and rows that wait to be encoded.
         n_rows: rows of the table.
-        n_selected: rows to choose from the middle [sinks_stop, tail_start).
+        n_selected: rows to choose from the middle [sinks_stop, tail_start), of the KV head that may choose most.
         n_candidates: rows that the index proposes for an exact rerank (n_selected: no rerank).
         reason: why this method.
+        by_head: (n_candidates, n_selected) of each KV head, where they may not choose equally many; else empty.
     """
 
     method: str
@@ -32,6 +34,7 @@ class Plan:
     n_selected: int
     n_candidates: int
     reason: str
+    by_head: tuple[tuple[int, int], ...] = ()
 
     @property
     def n_middle(self) -> int:
@@ -40,14 +43,24 @@ class Plan:
 
     @property
     def n_attended(self) -> int:
-        """Rows that attention reads."""
-        return self.n_rows - self.first - self.n_middle + self.n_selected
+        """Rows that attention reads, the mean over KV heads."""
+        chosen = [n_selected for _, n_selected in self.by_head] or [self.n_selected]
+        return self.n_rows - self.first - self.n_middle + round(sum(chosen) / len(chosen))
 
 
 def plan_attention(
-    config: StoreConfig, budget: Budget, first: int, n_rows: int, covered: tuple[int, int] | None
+    config: StoreConfig,
+    budget: Budget,
+    first: int,
+    n_rows: int,
+    covered: tuple[int, int] | None,
+    layer: int = 0,
+    n_heads: int = 1,
 ) -> Plan:
-    """Plan one query over the rows [first, n_rows); `covered` are the rows an index holds, or None. O(1)."""
+    """Plan one query over the rows [first, n_rows); `covered` are the rows an index holds, or None.
+
+    O(1), or O(n_heads) for a budget that is a rule. Raises `ConfigError` for a rule that returns no allowance.
+    """
     length = n_rows - first
     if budget is None:
         return _dense(first, n_rows, "the budget is all rows")
@@ -60,13 +73,18 @@ def plan_attention(
         sinks_stop = min(first + config.sinks, n_rows)
         tail_start = max(sinks_stop, n_rows - config.window)
     n_middle = tail_start - sinks_stop
-    n_selected = max(budget_rows(budget, length) - (length - n_middle), config.min_selected)
-    if n_selected >= n_middle:
+    kept = length - n_middle
+    allowed = head_budgets(budget, layer, n_heads, length)
+    selected = tuple(min(n_middle, max(rows - kept, config.min_selected)) for rows in allowed)
+    if min(selected) >= n_middle:
         return _dense(first, n_rows, "the budget covers all rows")
-    n_candidates = n_selected
-    if method == INDEX:
-        n_candidates = min(n_middle, round(config.index.over_fetch * n_selected))
-    return Plan(method, first, sinks_stop, tail_start, n_rows, n_selected, n_candidates, reason)
+    over_fetch = config.index.over_fetch if method == INDEX else 1.0
+    by_head = tuple((min(n_middle, round(over_fetch * n)), n) for n in selected)
+    n_candidates, n_selected = max(by_head)
+    uneven = len(set(selected)) > 1
+    return Plan(
+        method, first, sinks_stop, tail_start, n_rows, n_selected, n_candidates, reason, by_head if uneven else ()
+    )
 
 
 def _dense(first: int, n_rows: int, reason: str) -> Plan:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvstore.config import Budget, check_budget
+from kvstore.budget import Budget, check_budget
 from kvstore.errors import ConfigError, InvalidQueryError, SequenceNotFoundError, StepError
 from kvstore.index.runs import Runs
 from kvstore.table import Table

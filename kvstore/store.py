@@ -11,7 +11,8 @@ import numpy.typing as npt
 import torch
 
 from kvstore.attention import Attended, Attention
-from kvstore.config import REDUCTIONS, Budget, StoreConfig, check_budget
+from kvstore.budget import Budget, check_budget
+from kvstore.config import REDUCTIONS, StoreConfig
 from kvstore.errors import (
     ConfigError,
     InvalidQueryError,
@@ -328,7 +329,8 @@ class KVStore:
         n_rows = seq._tables[layer].n_rows
         if n_rows <= seq.first_row:
             raise InvalidQueryError(f"sequence {seq.name!r} has no rows in layer {layer} to attend to; append first")
-        return plan_attention(self.config, budget, seq.first_row, n_rows, seq._indexes[layer].covered)  # type: ignore[arg-type]
+        covered, heads = seq._indexes[layer].covered, self.schema.n_kv_heads
+        return plan_attention(self.config, budget, seq.first_row, n_rows, covered, layer, heads)  # type: ignore[arg-type]
 
     def _row_range(self, seq: Sequence, rows: str) -> tuple[int, int]:
         if rows == "all":

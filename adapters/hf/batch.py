@@ -10,7 +10,7 @@ from kvstore import KVStore, Sequence
 from kvstore.adapters.hf.group import SequenceGroup
 from kvstore.adapters.hf.padding import left_padding
 from kvstore.adapters.hf.positions import StepPositions
-from kvstore.config import Budget, check_budget
+from kvstore.budget import Budget, check_budget
 from kvstore.errors import SchemaMismatchError
 from kvstore.planner import DENSE, plan_attention
 
@@ -201,4 +201,6 @@ class Batch:
 
     def _covers_all(self) -> bool:
         n, config = self.n_before + self.n_new, self.store.config
+        if callable(self.budget):
+            return False  # each layer and head has its own: the store plans them
         return all(plan_attention(config, self.budget, row, n, None).method == DENSE for row in self._first_rows)

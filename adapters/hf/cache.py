@@ -17,7 +17,7 @@ from kvstore.adapters.hf.group import SequenceGroup
 from kvstore.adapters.hf.layer import StoreLayer
 from kvstore.adapters.hf.schema import schema_of
 from kvstore.adapters.hf.support import check_supported, text_config
-from kvstore.config import Budget, check_budget
+from kvstore.budget import Budget, check_budget
 from kvstore.errors import StepError
 
 

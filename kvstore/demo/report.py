@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kvstore.config import Budget
+from kvstore.budget import Budget
 
 PROTOCOL = (
     "The context is attended to densely, once an engine. Question and answer then enter one token at a time, so that "

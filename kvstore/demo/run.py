@@ -7,7 +7,8 @@ from collections.abc import Callable
 from kvstore import KVStore
 from kvstore.adapters.hf import StoreCache, use_store_attention
 from kvstore.adapters.model_files import LoadedModel
-from kvstore.config import Budget, StoreConfig
+from kvstore.budget import Budget
+from kvstore.config import StoreConfig
 from kvstore.demo.asking import Answer, ask
 from kvstore.demo.decoder import Decoder
 from kvstore.demo.mass import attention_mass

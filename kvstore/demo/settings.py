@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvstore.config import Budget, check_budget
+from kvstore.budget import Budget, check_budget
 from kvstore.errors import ConfigError, InvalidQueryError
 
 MIN_TOKENS = 300

@@ -27,8 +27,10 @@ SPLIT_ROWS = 2048
 """Rows of one piece of a long range. A piece's size depends on nothing but this, so that results do not depend on
 the number of threads or on what else is in the batch."""
 
-# Columns of `plans`, int64 [n_sequences, 8]
-KEY_BLOCKS, VALUE_BLOCKS, FIRST, SINKS_STOP, TAIL_START, N_ROWS, N_CANDIDATES, N_SELECTED = range(8)
+# Columns of `plans`, int64 [n_sequences, 6]
+KEY_BLOCKS, VALUE_BLOCKS, FIRST, SINKS_STOP, TAIL_START, N_ROWS = range(6)
+# Columns of `counts`, int64 [n_sequences, n_kv_heads, 2]
+N_CANDIDATES, N_SELECTED = range(2)
 # Entries of `sizes`, int64 [7]
 SHIFT, KEY_HEAD_BYTES, KEY_ROW_BYTES, VALUE_HEAD_BYTES, VALUE_ROW_BYTES, KEY_DIM, VALUE_DIM = range(7)
 
@@ -128,13 +130,14 @@ def _merge(items: Any, peaks: Any, norms: Any, sums: Any, out: Any, log_norm: An
 def attend_kernel(key_dim: int, value_dim: int, dtype_code: int) -> Any:
     """Return the kernel for rows of these sizes; its results are the same bits on any number of threads.
 
-    `attend(plans, sizes, candidates, reduce_code, q, out, log_norm, chosen)`:
+    `attend(plans, counts, sizes, candidates, reduce_code, q, out, log_norm, chosen)`:
 
-    - plans: int64 [n_sequences, 8], a line a sequence, see the column names above; sizes: int64 [7];
+    - plans: int64 [n_sequences, 6], a line a sequence, see the column names above; sizes: int64 [7];
+    - counts: int64 [n_sequences, n_kv_heads, 2], candidates of a head, and how many of them are picked;
     - candidates: int64 [n_sequences, n_kv_heads, >= n_candidates], row ids, ascending;
     - q: float32 [n_sequences, n_kv_heads, group, key_dim], already multiplied with the softmax scale;
     - out: float32 [n_sequences, n_kv_heads, group, value_dim]; log_norm: float32 [..., group], the log-sum-exp;
-    - chosen: int64 [n_sequences, n_kv_heads, >= n_selected], the rows picked from the candidates, ascending.
+    - chosen: int64 [n_sequences, n_kv_heads, >= the most picked], the rows picked from the candidates, ascending.
 
     Per head O((kept + candidates) * key_dim + (kept + selected) * value_dim) for each of its query heads.
     """
@@ -188,16 +191,13 @@ def attend_kernel(key_dim: int, value_dim: int, dtype_code: int) -> Any:
 
     @jit
     def take_candidates(
-        plan: Any, sizes: Any, head: Any, rows: Any, reduce_code: Any, q: Any, chosen: Any,
+        plan: Any, sizes: Any, head: Any, rows: Any, n_selected: Any, reduce_code: Any, q: Any, chosen: Any,
         peak: Any, norm: Any, sums: Any,
     ) -> None:  # fmt: skip
         """Score the candidates exactly, choose, and attend to the chosen."""
         scores = np.empty((q.shape[0], rows.shape[0]), np.float32)
         score_candidates(plan, sizes, head, rows, q, scores)
-        if plan[N_SELECTED] < rows.shape[0]:
-            picked = _pick(scores, plan[N_SELECTED], reduce_code)
-        else:
-            picked = np.arange(rows.shape[0])
+        picked = _pick(scores, n_selected, reduce_code) if n_selected < rows.shape[0] else np.arange(rows.shape[0])
         tile = np.empty((TILE_ROWS, sizes[VALUE_DIM]), np.float32)
         weights = np.empty((q.shape[0], TILE_ROWS), np.float32)
         for i in range(picked.shape[0]):
@@ -224,8 +224,9 @@ def attend_kernel(key_dim: int, value_dim: int, dtype_code: int) -> Any:
 
     @jit(parallel=True)
     def attend(
-        plans: Any, sizes: Any, candidates: Any, reduce_code: Any, q: Any, out: Any, log_norm: Any, chosen: Any
-    ) -> None:
+        plans: Any, counts: Any, sizes: Any, candidates: Any, reduce_code: Any, q: Any, out: Any, log_norm: Any,
+        chosen: Any,
+    ) -> None:  # fmt: skip
         items = _list_items(plans, q.shape[1])
         n_items, group = items.shape[0], q.shape[2]
         peaks = np.full((n_items, group), np.float32(-np.inf), np.float32)
@@ -235,11 +236,12 @@ def attend_kernel(key_dim: int, value_dim: int, dtype_code: int) -> Any:
             b, head, piece = items[i, 0], items[i, 1], items[i, 2]
             plan, q_head = plans[b], q[b, head]
             take_piece(plan, sizes, head, piece, q_head, peaks[i], norms[i], sums[i])
-            if piece == 0 and plan[N_CANDIDATES] > 0:
-                rows = candidates[b, head, : plan[N_CANDIDATES]]
+            if piece == 0 and counts[b, head, N_CANDIDATES] > 0:
+                rows = candidates[b, head, : counts[b, head, N_CANDIDATES]]
                 take_candidates(
-                    plan, sizes, head, rows, reduce_code, q_head, chosen[b, head], peaks[i], norms[i], sums[i]
-                )
+                    plan, sizes, head, rows, counts[b, head, N_SELECTED], reduce_code, q_head, chosen[b, head],
+                    peaks[i], norms[i], sums[i],
+                )  # fmt: skip
         _merge(items, peaks, norms, sums, out, log_norm)
 
     return attend

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore import ConfigError, IndexConfig, StoreConfig
-from kvstore.config import budget_rows, check_budget
+from kvstore.budget import budget_rows, check_budget
 
 WRONG_BUDGETS = [0, -3, 0.0, -0.1, 1.5, math.nan, math.inf, True, False, "half", [1]]
 

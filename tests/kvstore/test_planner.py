@@ -3,7 +3,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvstore import IndexConfig, StoreConfig
-from kvstore.config import budget_rows
+from kvstore.budget import budget_rows
 from kvstore.planner import DENSE, FLAT, INDEX, plan_attention
 
 BUDGETS = st.one_of(st.none(), st.integers(1, 3000), st.floats(0.001, 1.0))
