@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from kvstore.config import IndexConfig, StoreConfig
     from kvstore.errors import (
         ConfigError,
+        CorruptBlockError,
+        CorruptStoreError,
+        ForkedStoreError,
         HeapFullError,
         IndexNotTrainedError,
         InvalidQueryError,
@@ -17,11 +20,16 @@ if TYPE_CHECKING:
         LayerNotFoundError,
         MaintenanceError,
         NonFiniteError,
+        ReadOnlyStoreError,
         SchemaMismatchError,
         SequenceExistsError,
         SequenceNotFoundError,
+        SpillFullError,
         StepError,
+        StorageError,
         StoreClosedError,
+        StoreLockedError,
+        UnsupportedFormatError,
         UnsupportedModelError,
     )
     from kvstore.explain import Explanation
@@ -31,12 +39,16 @@ if TYPE_CHECKING:
     from kvstore.stats import StoreStats
     from kvstore.store import KVStore
     from kvstore.topk import TopK
+    from kvstore.warming import warmup
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ConfigError",
+    "CorruptBlockError",
+    "CorruptStoreError",
     "Explanation",
+    "ForkedStoreError",
     "HeapFullError",
     "IndexConfig",
     "IndexNotTrainedError",
@@ -46,18 +58,24 @@ __all__ = [
     "LayerNotFoundError",
     "MaintenanceError",
     "NonFiniteError",
+    "ReadOnlyStoreError",
     "RopeSpec",
     "Schema",
     "SchemaMismatchError",
     "Sequence",
     "SequenceExistsError",
     "SequenceNotFoundError",
+    "SpillFullError",
     "StepError",
+    "StorageError",
     "StoreClosedError",
     "StoreConfig",
+    "StoreLockedError",
     "StoreStats",
     "TopK",
+    "UnsupportedFormatError",
     "UnsupportedModelError",
+    "warmup",
 ]
 
 _HOMES = {
@@ -70,6 +88,7 @@ _HOMES = {
     "StoreConfig": "kvstore.config",
     "StoreStats": "kvstore.stats",
     "TopK": "kvstore.topk",
+    "warmup": "kvstore.warming",
 }
 
 

@@ -80,7 +80,7 @@ class Attention:
         s = self._schema
         started = time.perf_counter()
         found = [
-            self._candidates(table, keeper, plan, q[i], scale)
+            self._candidates(i, table, keeper, plan, q[i], scale)
             for i, (table, keeper, plan) in enumerate(zip(tables, indexes, plans, strict=True))
         ]
         searched = time.perf_counter()
@@ -118,7 +118,7 @@ class Attention:
         return Attended(out, log_norm, chosen, searched - started, time.perf_counter() - searched)
 
     def _candidates(
-        self, table: Table, keeper: TableIndex, plan: Plan, q: npt.NDArray[np.float32], scale: float
+        self, place: int, table: Table, keeper: TableIndex, plan: Plan, q: npt.NDArray[np.float32], scale: float
     ) -> npt.NDArray[np.int64]:
         """Rows the index proposes, int64 [1, n_kv_heads, n_candidates]."""
         if plan.method == INDEX and keeper.index is not None:
@@ -135,8 +135,18 @@ class Attention:
             reduce=self._config.reduce,
             start=plan.sinks_stop,
             stop=plan.tail_start,
+            out=self._room(place, q.shape[1], plan.n_candidates),
         )
         return (_best(found, plan.by_head) if plan.by_head else found.rows)[None]
+
+    def _room(self, place: int, group: int, k: int) -> Candidates:
+        """Return the workspace's room for the candidates of one sequence of a batch, until the next call."""
+        heads, buffer = self._schema.n_kv_heads, self._workspace.buffer
+        return Candidates(
+            buffer(f"rows {place}", (heads, k), np.int64),
+            buffer(f"scores {place}", (heads, k), np.float32),
+            buffer("log norms", (heads, group), np.float32),
+        )
 
 
 def _best(found: Candidates, by_head: tuple[tuple[int, int], ...]) -> npt.NDArray[np.int64]:

@@ -15,11 +15,12 @@ import numpy.typing as npt
 from kvstore.errors import ConfigError, SchemaMismatchError
 from kvstore.index.base import Index
 from kvstore.index.codebook import Codebook
+from kvstore.index.weighting import Weighting
 from kvstore.schema import Schema
 from kvstore.tensor_file import Arrays, read_tensors, write_tensors
 
 FORMAT = "kvstore codebooks"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,8 @@ class Codebooks:
             entry = self._of_layer[layer]
             arrays[f"layer.{layer}.centroids"] = entry.codebook.centroids
             arrays[f"layer.{layer}.error"] = entry.error
+            if (weighting := entry.codebook.weighting) is not None:
+                arrays[f"layer.{layer}.forth"], arrays[f"layer.{layer}.back"] = weighting.forth, weighting.back
         versions = {str(layer): [self._of_layer[layer].version, self._of_layer[layer].rows] for layer in self}
         metadata = {"format": FORMAT, "format_version": str(FORMAT_VERSION), "layers": json.dumps(versions)}
         write_tensors(path, arrays, metadata | self.identity())
@@ -133,7 +136,10 @@ class Codebooks:
     def _entry(self, arrays: Arrays, layer: int, version: int, rows: int) -> ModelCodebook:
         s = self._schema
         error = arrays[f"layer.{layer}.error"]
-        codebook = Codebook(arrays[f"layer.{layer}.centroids"])
+        weighting = None
+        if f"layer.{layer}.forth" in arrays:
+            weighting = Weighting(arrays[f"layer.{layer}.forth"], arrays[f"layer.{layer}.back"])
+        codebook = Codebook(arrays[f"layer.{layer}.centroids"], weighting)
         if not 0 <= layer < s.n_layers or version < 1 or error.shape != (s.n_kv_heads,):
             raise ValueError(f"layer {layer}, version {version}, errors {error.shape}")
         if len(codebook.laid) != s.n_kv_heads or not np.isfinite(error).all():

@@ -8,8 +8,10 @@ from typing import Any
 
 from kvstore.budget import Budget, check_budget
 from kvstore.errors import ConfigError
+from kvstore.storage.encodings import encoding_of
+from kvstore.storage.spill_settings import SpillSettings
 
-MIB = 1 << 20
+MIB, GIB = 1 << 20, 1 << 30
 REDUCTIONS = ("sum_softmax", "max", "mean")
 CODEBOOKS = ("sequence", "model", "auto")
 ADAPTIVE = "adaptive"
@@ -94,6 +96,10 @@ class StoreConfig:
         index: settings of the index.
         arena_bytes: size of one allocation of the heap.
         heap_bytes: limit of the heap (0: none).
+        spill_bytes: largest size of the file of a store that lies in a directory; it grows to it as needed.
+        durability: of that file: "process" survives a killed process, "power" a loss of power, and waits for the disk.
+        flush_rows: rows that a sequence commits before they are sent to the disk by themselves (0: only when asked).
+        encoding: of rows on disk: "raw" keeps every bit; "fp16", "bf16" and "int8" are smaller and lose some.
     """
 
     sinks: int = 4
@@ -105,6 +111,10 @@ class StoreConfig:
     index: IndexConfig = field(default_factory=IndexConfig)
     arena_bytes: int = 32 * MIB
     heap_bytes: int = 0
+    spill_bytes: int = 64 * GIB
+    durability: str = "process"
+    flush_rows: int = 1024
+    encoding: str = "raw"
 
     def __post_init__(self) -> None:
         if self.sinks < 0 or self.window < 1:
@@ -117,6 +127,10 @@ class StoreConfig:
             raise ConfigError(f"dense_rows must not be negative, got {self.dense_rows}")
         if self.arena_bytes < 1 or self.heap_bytes < 0:
             raise ConfigError("arena_bytes must be positive and heap_bytes not negative")
+        if self.flush_rows < 0:
+            raise ConfigError(f"flush_rows must not be negative, got {self.flush_rows}")
+        SpillSettings(self.spill_bytes, self.durability)
+        encoding_of(self.encoding)
         check_budget(self.budget)
 
 

@@ -33,6 +33,11 @@ class Drift:
         self._error = np.zeros_like(self._reference)
         self.n_sampled = 0
 
+    @property
+    def reference(self) -> FloatArray:
+        """Mean squared error of rows like those trained on, float32 [n_kv_heads]."""
+        return self._reference.astype(np.float32)
+
     def observe(self, errors: FloatArray) -> None:
         """Take in the squared errors of sampled rows that were just coded, float32 [n_kv_heads, n]."""
         n = errors.shape[1]

@@ -58,3 +58,41 @@ class MaintenanceError(KVStoreError, RuntimeError):
 
 class UnsupportedModelError(KVStoreError, ValueError):
     """Raised when a model's attention cannot be served by the store (MLA, ALiBi, no attention interface)."""
+
+
+class StorageError(KVStoreError, OSError):
+    """Raised when the disk, or the file system, refuses a read or a write for a reason other than room."""
+
+
+class SpillFullError(StorageError):
+    """Raised when a batch fits neither into the spill's byte limit nor onto the disk; nothing of it is written."""
+
+
+class CorruptStoreError(KVStoreError, ValueError):
+    """Raised when a file of a store is damaged, is not what its name says, or must not be followed (a link)."""
+
+
+class BlockNotFoundError(CorruptStoreError, KeyError):
+    """Raised when rows that a sequence needs are on no tier; they are never replaced by anything else."""
+
+    __str__ = Exception.__str__  # KeyError's would put the message into quotes
+
+
+class CorruptBlockError(CorruptStoreError):
+    """Raised when a record is damaged, or lies under another record's key; its bytes are never handed out."""
+
+
+class UnsupportedFormatError(KVStoreError, ValueError):
+    """Raised when a file is of a newer format, needs a feature unknown here, or was not written by this package."""
+
+
+class StoreLockedError(KVStoreError, RuntimeError):
+    """Raised when another writer has the directory of a store open; the message names it."""
+
+
+class ReadOnlyStoreError(KVStoreError, RuntimeError):
+    """Raised when something is written to a store that was opened to be read."""
+
+
+class ForkedStoreError(KVStoreError, RuntimeError):
+    """Raised when a store is used in a process that did not open it: in a forked child, or sent there by pickling."""

@@ -21,6 +21,7 @@ from kvstore.schema import Schema
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
+Moments = npt.NDArray[np.float64]
 
 REFERENCE_ROWS = 256
 """Trained rows from which the error to expect is estimated."""
@@ -72,15 +73,23 @@ class IndexBuilder:
         except TypeError as error:  # a setting that the kind does not have
             raise ConfigError(f"no index of kind {settings.kind!r} with {settings.options}: {error}") from error
 
-    def build(self, layer: int, first_row: int, keys: FloatArray, positions: IntArray) -> Built:
+    @property
+    def wants_queries(self) -> bool:
+        """Whether training asks what queries are like."""
+        return self.config.index.options.get("weighting") is not None
+
+    def build(
+        self, layer: int, first_row: int, keys: FloatArray, positions: IntArray, moments: Moments | None = None
+    ) -> Built:
         """Return an index over rows with the codebook that the settings ask for.
 
         With codebook "model" or "auto" and none in the catalog, one that saw enough rows becomes the model's.
+        `moments` are those of the queries seen, see `query_moments`.
         """
         found = self.model_codebook(layer)
         if found is not None:
             return self.encode(layer, first_row, keys, positions, found)
-        built = self.train(layer, first_row, keys, positions, self.iterations_for(keys.shape[1]))
+        built = self.train(layer, first_row, keys, positions, self.iterations_for(keys.shape[1]), moments)
         if not self.may_donate(layer, built.index.n_rows) or not has_codebook(built.index):
             return built
         found = self._donate(layer, built.index, keys)
@@ -95,12 +104,13 @@ class IndexBuilder:
         keys: FloatArray,
         positions: IntArray,
         settings: dict[str, Any],
+        moments: Moments | None = None,
         check_point: Callable[[], None] = lambda: None,
     ) -> Built:
         """Return an index over rows whose codebook was trained on them. `settings` are those of `iterations_for`."""
         notes = dict(settings["notes"])
         index = self.empty(layer, first_row, **settings["options"])
-        index.train(keys, positions)
+        index.train(keys, positions, **({} if moments is None else {"moments": moments}))
         check_point()
         index.add(keys, positions)
         drift = None
@@ -127,7 +137,9 @@ class IndexBuilder:
         options = {"iterations": chosen.count} if chosen.count is not None else {}
         return {"options": options, "notes": {"iterations": f"{chosen.count or ''} {chosen.reason}".strip()}}
 
-    def calibrate(self, layer: int, first_row: int, keys: FloatArray, positions: IntArray) -> ModelCodebook:
+    def calibrate(
+        self, layer: int, first_row: int, keys: FloatArray, positions: IntArray, moments: Moments | None = None
+    ) -> ModelCodebook:
         """Train the model's codebook of a layer on these rows, whatever the settings say of using it.
 
         Raises `ConfigError` for a kind of index that has no codebook.
@@ -135,7 +147,7 @@ class IndexBuilder:
         kind = self.config.index.kind
         if kind == "flat" or not has_codebook(self.empty(layer, first_row)):
             raise ConfigError(f"an index of kind {kind!r} has no codebook to train")
-        built = self.train(layer, first_row, keys, positions, self.iterations_for(keys.shape[1]))
+        built = self.train(layer, first_row, keys, positions, self.iterations_for(keys.shape[1]), moments)
         return self._donate(layer, built.index, keys)
 
     def model_codebook(self, layer: int) -> ModelCodebook | None:

@@ -187,13 +187,15 @@ def build_index(exam: Exam, method: Method, other: Trace | None = None) -> Index
     trace, start, stop = exam.trace, exam.sinks, exam.stop_row
     keys, positions = trace.keys[:, start:stop], np.arange(start, stop)
     index = new_index(trace, method, start)
+    seen = other if other is not None else trace
+    extra = {} if method.options.get("weighting") is None else {"moments": seen.query_moments()}
     if other is not None:
         if (other.n_kv_heads, other.head_dim, other.layer) != (trace.n_kv_heads, trace.head_dim, trace.layer):
             raise TraceError(f"a codebook of layer {other.layer} of {other.model} does not fit layer {trace.layer}")
-        index.train(other.keys, np.arange(other.n_tokens))
+        index.train(other.keys, np.arange(other.n_tokens), **extra)
     else:
         n_train = (stop - start) // 2 if method.codebook == FIRST_HALF else stop - start
-        index.train(keys[:, :n_train], positions[:n_train])
+        index.train(keys[:, :n_train], positions[:n_train], **extra)
     index.add(keys, positions)
     return index
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from kvstore.codebooks import ModelCodebook
 from kvstore.index.threads import kernel_threads
-from kvstore.index_builder import Built, IndexBuilder
+from kvstore.index_builder import Built, IndexBuilder, Moments
 from kvstore.maintenance import Job
 from kvstore.table import Table
 
@@ -33,12 +33,14 @@ class Rebuild:
         stop: int,
         positions: npt.NDArray[np.int64],
         own: bool,
+        moments: Moments | None,
     ) -> None:
         self._builder = builder
         self._layer = layer
         self._snapshot = snapshot
         self._rows = (start, stop)
         self._positions = positions
+        self._moments = moments
         # What is shared is looked at now, on the thread of the store.
         self._codebook: ModelCodebook | None = None if own else builder.model_codebook(layer)
         self._settings: dict[str, Any] = builder.iterations_for(stop - start) if self._codebook is None else {}
@@ -52,4 +54,6 @@ class Rebuild:
             job.check_point()
             if self._codebook is not None:
                 return self._builder.encode(self._layer, start, keys, self._positions, self._codebook)
-            return self._builder.train(self._layer, start, keys, self._positions, self._settings, job.check_point)
+            return self._builder.train(
+                self._layer, start, keys, self._positions, self._settings, self._moments, job.check_point
+            )

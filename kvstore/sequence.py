@@ -14,10 +14,19 @@ import torch
 from kvstore.budget import Budget, check_budget
 from kvstore.errors import ConfigError, InvalidQueryError, SequenceNotFoundError, StepError
 from kvstore.index.runs import Runs
+from kvstore.saved import Saved
 from kvstore.table import Table
 from kvstore.table_indexes import TableIndexes
 from kvstore.topk import TopK
-from kvstore.validate import check_head, check_layer, check_positions, check_row_ids, check_rows, is_integer
+from kvstore.validate import (
+    check_head,
+    check_layer,
+    check_positions,
+    check_row_ids,
+    check_rows,
+    is_integer,
+    query_sample,
+)
 
 if TYPE_CHECKING:
     from kvstore.explain import Explanation
@@ -46,6 +55,7 @@ class Sequence:
         self._budget: Budget = store.config.budget
         self._first_row = 0
         self._dropped = False
+        self._saved = Saved()
 
     def __len__(self) -> int:
         return self._n_rows
@@ -94,6 +104,7 @@ class Sequence:
     def begin_step(self) -> None:
         """Open a step; raises `StepError` when one is open, `MaintenanceError` (once) for a reindex that failed."""
         self._check_usable()
+        self._store._check_writable()
         if self._next_layer is not None:
             raise StepError(f"a step of {self.name!r} is open already; commit it or abort it first")
         self._indexes.raise_failure()
@@ -144,6 +155,7 @@ class Sequence:
         self._close_step()
         if missing == 0:
             self._indexes.advance(self._tables, self._positions, self._first_row)
+            self._store._committed(self)
 
     def abort_step(self) -> None:
         """Take back what the open step has appended; does nothing when none is open."""
@@ -158,6 +170,16 @@ class Sequence:
         """Rows of one layer, those of the open step included."""
         check_layer(self._schema, layer)
         return self._tables[layer].n_rows
+
+    def observe_queries(self, layer: int, q: torch.Tensor) -> None:
+        """Say what queries of a prompt are like, q [n_q_heads, n, head_dim], before its step commits.
+
+        An index with weighting="queries" is trained for them, on at most 1,024 of a call; others ignore them. Raises
+        `SchemaMismatchError` or `NonFiniteError`.
+        """
+        self._check_usable()
+        check_layer(self._schema, layer)
+        self._indexes[layer].observe_queries(query_sample(self._schema, q))
 
     def attend(
         self, layer: int, q: torch.Tensor, *, budget: Budget | str = "sequence", scale: float | None = None
@@ -212,6 +234,7 @@ class Sequence:
         for table in self._tables:
             table.truncate(n_rows)
         self._positions.truncate(n_rows)
+        self._saved.truncate(n_rows)
         self._n_rows = n_rows
 
     def fork(self, name: str) -> Sequence:
@@ -222,7 +245,7 @@ class Sequence:
         twin = self._store.create(name)
         twin._tables = [table.fork() for table in self._tables]
         twin._indexes = self._indexes.fork()
-        twin._positions = self._positions.clone()
+        twin._positions, twin._saved = self._positions.clone(), self._saved.fork()
         twin._n_rows, twin._first_row, twin._budget = self._n_rows, self._first_row, self._budget
         return twin
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceABC
 from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +15,7 @@ import torch
 
 from kvstore.attention import Attended, Attention
 from kvstore.budget import Budget, check_budget
-from kvstore.config import REDUCTIONS, StoreConfig
+from kvstore.config import StoreConfig
 from kvstore.errors import (
     ConfigError,
     InvalidQueryError,
@@ -27,26 +30,25 @@ from kvstore.index_builder import IndexBuilder
 from kvstore.maintenance import Maintenance, countdown
 from kvstore.mass import measure
 from kvstore.planner import Plan, plan_attention
+from kvstore.queries import Queries
 from kvstore.schema import Schema
 from kvstore.sequence import Sequence
 from kvstore.stats import Counters, StoreStats
-from kvstore.topk import Query, TopK, find_top_k, nothing_found
-from kvstore.topk_modes import find_mass, find_range
 from kvstore.validate import (
-    as_group,
-    check_beta,
-    check_head,
-    check_k,
     check_layer,
-    check_mass,
     check_query,
     check_scale,
     query_array,
 )
 
+if TYPE_CHECKING:
+    from kvstore.persistence import Persistence
 
-class KVStore:
-    """Keys and values of many sequences of one model, in memory, with an index over the keys of each table.
+
+class KVStore(Queries):
+    """Keys and values of many sequences of one model, with an index over the keys of each table.
+
+    `KVStore(schema)` lives in memory; `KVStore.open(path, schema)` keeps its sequences in a directory too.
 
     >>> store = KVStore(Schema(n_layers=1, n_q_heads=2, n_kv_heads=1, head_dim=4))
     >>> seq = store.create("book")
@@ -69,7 +71,36 @@ class KVStore:
         self._sequences: dict[str, Sequence] = {}
         self._try_indexes()
         self._generation = 0
+        self._persistence: Persistence | None = None
         self._closed = False
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        schema: Schema | None = None,
+        config: StoreConfig | None = None,
+        *,
+        readonly: bool = False,
+    ) -> KVStore:
+        """Open the store in a directory, or make one; sequences are read when they are first asked for.
+
+        The schema may be left out where there is a store already. One process writes; others may open it `readonly`.
+        Raises `StoreLockedError`, `SchemaMismatchError`, `StorageError`, `CorruptStoreError`, `UnsupportedFormatError`.
+        """
+        from kvstore.directory import Directory
+        from kvstore.persistence import Persistence
+
+        config = config or StoreConfig()
+        directory = Directory(Path(path), schema, config, readonly=readonly)
+        try:
+            store = cls(directory.schema, config)
+            store._persistence = Persistence(store, directory)
+        except BaseException:
+            directory.close()
+            raise
+        store._generation = store._persistence.last_generation + 1
+        return store
 
     def __enter__(self) -> KVStore:
         return self
@@ -79,26 +110,35 @@ class KVStore:
 
     def __getitem__(self, name: str) -> Sequence:
         self._check_open()
-        try:
-            return self._sequences[name]
-        except KeyError:
-            raise SequenceNotFoundError(f"no sequence is named {name!r}; there are {self._names()}") from None
+        found = self._sequences.get(name)
+        if found is not None:
+            return found
+        if name not in self:
+            raise SequenceNotFoundError(f"no sequence is named {name!r}; there are {self._names()}")
+        assert self._persistence is not None
+        self._sequences[name] = self._persistence.load(name)
+        return self._sequences[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._sequences
+        return name in self._sequences or name in self._stored
 
     def __iter__(self) -> Iterator[str]:
-        return iter(tuple(self._sequences))
+        return iter(tuple(dict.fromkeys([*self._stored, *self._sequences])))
 
     def __len__(self) -> int:
-        return len(self._sequences)
+        return len({*self._sequences, *self._stored})
+
+    @property
+    def _stored(self) -> list[str]:
+        """Names of the sequences on disk; there are none once the store is closed."""
+        return self._persistence.names if self._persistence is not None and not self._closed else []
 
     def create(self, name: str, *, first_row: int = 0) -> Sequence:
         """Make an empty sequence; rows before `first_row` will be padding. Raises `SequenceExistsError`."""
-        self._check_open()
+        self._check_writable()
         if not isinstance(name, str) or not name:
             raise ConfigError(f"a sequence's name must be a non-empty string, not {name!r}")
-        if name in self._sequences:
+        if name in self:
             raise SequenceExistsError(f"a sequence named {name!r} exists; use store[{name!r}] or drop it first")
         seq = Sequence(self, name, self._generation)
         seq.first_row = first_row
@@ -108,19 +148,49 @@ class KVStore:
 
     def drop(self, name: str) -> None:
         """Forget a sequence and give its blocks back; using it afterwards raises `SequenceNotFoundError`."""
-        self[name]._drop()
-        del self._sequences[name]
+        self._check_writable()
+        if name not in self:
+            raise SequenceNotFoundError(f"no sequence is named {name!r}; there are {self._names()}")
+        if self._persistence is not None:
+            self._persistence.drop(name)
+        if name in self._sequences:
+            self._sequences.pop(name)._drop()
+
+    def flush(self) -> None:
+        """Have all committed rows in the directory when this returns; does nothing in memory.
+
+        They survive the end of the process then, however it comes. Raises `SpillFullError` or `StorageError`; nothing
+        is lost in memory, and what was on disk before stays.
+        """
+        self._check_open()
+        if self._persistence is not None:
+            self._persistence.flush(self._sequences.values())
+
+    def checkpoint(self) -> None:
+        """`flush`, with every index as it is now, and wait until a loss of power cannot take it back."""
+        self._check_open()
+        if self._persistence is not None:
+            self._persistence.checkpoint(self._sequences.values())
+
+    def vacuum(self) -> int:
+        """Give the disk the room back that dropped sequences have left; returns bytes."""
+        self._check_writable()
+        return self._persistence.vacuum() if self._persistence is not None else 0
 
     def close(self) -> None:
-        """Drop everything and give the memory back; a second call does nothing."""
+        """Save what lies in a directory, then give all memory back; a second call does nothing."""
         if self._closed:
             return
-        for seq in self._sequences.values():
-            seq._drop()
-        self.maintenance.close()
-        self._sequences.clear()
-        self.heap.close()
-        self._closed = True
+        try:
+            if self._persistence is not None:
+                self._persistence.close(self._sequences.values())
+        finally:
+            for seq in self._sequences.values():
+                seq._drop()
+            self.maintenance.close()
+            self._sequences.clear()
+            self.heap.close()
+            self._closed = True
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait for all work in the background and take its results.
@@ -168,80 +238,6 @@ class KVStore:
         out = torch.from_numpy(attended.out).view(len(plans), self.schema.n_q_heads, self.schema.value_dim)
         return out.to(q.dtype)
 
-    def topk(
-        self,
-        layer: int,
-        head: int,
-        q: torch.Tensor,
-        k: int | None = None,
-        *,
-        mass: float | None = None,
-        sequence: Sequence | str | None = None,
-        rows: str = "all",
-        reduce: str | None = None,
-        exact: bool = False,
-    ) -> TopK:
-        """Return the k committed rows with the largest scores, best first; ties go to the lower position.
-
-        q is [head_dim], scored by inner product, or [group, head_dim], the query heads of KV head `head`, scored by
-        `reduce` (the config's: the sum over the group of the softmax over the rows asked for). `rows="middle"` leaves
-        out sinks and window. `exact=True` passes by the index. k above the number of rows returns them all.
-        `mass` in (0, 1] in place of k asks for the fewest rows that hold this share of the softmax mass; their scores
-        are their shares, summed over the group. `sequence` may be left out when the store holds just one.
-        """
-        check_head(self.schema, head)
-        group = as_group(self.schema, q)
-        every_head = group.expand(self.schema.n_kv_heads, -1, -1)
-        if mass is None:
-            found = self.topk_heads(layer, every_head, k, sequence=sequence, rows=rows, reduce=reduce, exact=exact)
-            return TopK(found.positions[head], found.scores[head], found.exact)
-        check_mass(mass, k, reduce)
-        seq, query = self._query(layer, every_head, 1, sequence, rows, reduce, exact)
-        if query.k == 0:
-            return nothing_found()
-        return find_mass(seq._tables[layer], seq._indexes[layer], self.config, query, head, mass)
-
-    def topk_heads(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: int | None,
-        *,
-        sequence: Sequence | str | None = None,
-        rows: str = "all",
-        reduce: str | None = None,
-        exact: bool = False,
-    ) -> TopK:
-        """Like `topk` for all KV heads at once: q [n_kv_heads, group, head_dim] -> positions [n_kv_heads, k]."""
-        seq, query = self._query(layer, q, check_k(k), sequence, rows, reduce, exact)
-        if query.k == 0:
-            return nothing_found(self.schema.n_kv_heads)
-        return find_top_k(seq._tables[layer], seq._indexes[layer], self.config, query)
-
-    def range(
-        self,
-        layer: int,
-        head: int,
-        q: torch.Tensor,
-        beta: float,
-        *,
-        sequence: Sequence | str | None = None,
-        rows: str = "all",
-        exact: bool = False,
-    ) -> TopK:
-        """Return all committed rows whose inner product with q [head_dim] is within beta of the largest, best first.
-
-        The query of AlayaDB (arXiv 2504.10326): as many rows as matter, however many those are.
-        """
-        check_head(self.schema, head)
-        check_query(q, (self.schema.head_dim,))
-        check_beta(beta)
-        every_head = q[None, None].expand(self.schema.n_kv_heads, 1, -1)
-        seq, query = self._query(layer, every_head, 1, sequence, rows, None, exact)
-        if query.k == 0:
-            return nothing_found()
-        return find_range(seq._tables[layer], seq._indexes[layer], self.config, query, head, float(beta))
-
     def explain(
         self,
         sequence: Sequence | str | None,
@@ -284,30 +280,6 @@ class KVStore:
             counters=replace(self.counters, attends=dict(self.counters.attends)),
         )
 
-    def _query(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: int,
-        sequence: Sequence | str | None,
-        rows: str,
-        reduce: str | None,
-        exact: bool,
-    ) -> tuple[Sequence, Query]:
-        """Check a top-k query; its k is cut to the rows there are, so 0 means that there are none."""
-        check_layer(self.schema, layer)
-        single = isinstance(q, torch.Tensor) and q.ndim == 3 and q.shape[1] == 1
-        check_query(q, (self.schema.n_kv_heads, 1 if single else self.schema.group, self.schema.head_dim))
-        reduce = self.config.reduce if reduce is None else reduce
-        if reduce not in REDUCTIONS:
-            raise InvalidQueryError(f"reduce must be one of {', '.join(REDUCTIONS)}, not {reduce!r}")
-        seq = self._find(sequence)
-        start, stop = self._row_range(seq, rows)
-        k = max(0, min(k, stop - start))
-        query = Query(query_array(q, q.shape), k, start, stop, self.schema.scale, reduce, exact)
-        self.counters.topks += 1
-        return seq, query
-
     def _run(
         self, layer: int, sequences: SequenceABC[Sequence], plans: list[Plan], q: torch.Tensor, scale: float | None
     ) -> Attended:
@@ -332,13 +304,6 @@ class KVStore:
         covered, heads = seq._indexes[layer].covered, self.schema.n_kv_heads
         return plan_attention(self.config, budget, seq.first_row, n_rows, covered, layer, heads)  # type: ignore[arg-type]
 
-    def _row_range(self, seq: Sequence, rows: str) -> tuple[int, int]:
-        if rows == "all":
-            return seq.first_row, len(seq)
-        if rows == "middle":
-            return seq.first_row + self.config.sinks, len(seq) - self.config.window
-        raise InvalidQueryError(f"rows must be 'all' or 'middle', not {rows!r}")
-
     def _find(self, sequence: Sequence | str | None) -> Sequence:
         self._check_open()
         if isinstance(sequence, Sequence):
@@ -348,9 +313,9 @@ class KVStore:
             return self[sequence]
         if sequence is not None:
             raise InvalidQueryError(f"a sequence is given by its name or its handle, not by {sequence!r}")
-        if len(self._sequences) != 1:
+        if len(self) != 1:
             raise InvalidQueryError(f"say which sequence: the store holds {len(self)} ({self._names()})")
-        return next(iter(self._sequences.values()))
+        return self[next(iter(self))]
 
     def _try_indexes(self) -> None:
         """Make an empty index of each kind of layer, so that wrong settings show now and not after many rows."""
@@ -365,8 +330,18 @@ class KVStore:
         seq._check_usable()
 
     def _names(self) -> str:
-        names = [repr(name) for name in self._sequences]
+        names = [repr(name) for name in self]
         return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") or "none"
+
+    def _committed(self, seq: Sequence) -> None:
+        """Called by a sequence whose step has committed."""
+        if self._persistence is not None:
+            self._persistence.committed(seq)
+
+    def _check_writable(self) -> None:
+        self._check_open()
+        if self._persistence is not None:
+            self._persistence.check_writable()
 
     def _check_open(self) -> None:
         if self._closed:

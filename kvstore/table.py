@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import torch
 
@@ -60,6 +62,30 @@ class Table:
             block.values[:, start : start + take].copy_(values[:, done : done + take])
             done += take
         self.n_rows += n
+
+    def block(self, number: int) -> Block:
+        """Return a block."""
+        return self._blocks[number]
+
+    def append_raw(self, raw: bytes | bytearray | memoryview, n_blocks: int, block_rows: int) -> None:
+        """Append rows that are given as bytes: n_blocks times the keys [n_kv_heads, block_rows, head_dim], then values.
+
+        The table must end with a full block. Raises `HeapFullError`, with nothing changed, when there is no room.
+        """
+        s = self._schema
+        data = np.frombuffer(raw, np.uint8)
+        self._make_room(self.n_rows + n_blocks * block_rows)
+        n_bytes = len(data) // n_blocks
+        for i in range(n_blocks):
+            block, part = self._blocks[self.n_rows >> self._shift], data[i * n_bytes : (i + 1) * n_bytes]
+            if block_rows == s.block_tokens:
+                ctypes.memmove(block.key_address, part.ctypes.data, s.block_bytes)  # keys and values lie side by side
+            else:
+                keys, values = np.split(part.copy(), [s.n_kv_heads * block_rows * s.key_bytes])
+                shape = (s.n_kv_heads, block_rows, -1)
+                block.keys[:, :block_rows] = torch.from_numpy(keys).view(s.torch_dtype).view(shape)
+                block.values[:, :block_rows] = torch.from_numpy(values).view(s.torch_dtype).view(shape)
+            self.n_rows += block_rows
 
     def truncate(self, n_rows: int) -> None:
         """Forget the rows from n_rows on and give blocks that hold none back to the heap."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from kvstore.drift import Drift
 from kvstore.errors import MaintenanceError
 from kvstore.index.base import Index
 from kvstore.index.runs import Runs
-from kvstore.index_builder import Built, IndexBuilder, observe
+from kvstore.index.weighting import QueryMoments
+from kvstore.index_builder import Built, IndexBuilder, Moments, observe
 from kvstore.maintenance import Job, Maintenance
 from kvstore.reindex import Rebuild
 from kvstore.table import Table
@@ -35,8 +37,8 @@ class TableIndex:
     when the thread that owns the sequence takes the result.
     """
 
-    __slots__ = ("_builder", "_config", "_job", "_job_stop", "_layer", "_notes", "_trained_rows", "drift", "index",
-                 "n_builds")  # fmt: skip
+    __slots__ = ("_builder", "_config", "_job", "_job_stop", "_layer", "_notes", "_queries", "_trained_rows", "drift",
+                 "index", "n_builds")  # fmt: skip
 
     def __init__(self, builder: IndexBuilder, layer: int) -> None:
         self._builder = builder
@@ -46,6 +48,7 @@ class TableIndex:
         self._job_stop = 0  # one past the last row that the job reads
         self._trained_rows = 0
         self._notes: dict[str, Any] = {}
+        self._queries = QueryMoments()
         self.drift: Drift | None = None
         self.index: Index | None = None
         self.n_builds = 0
@@ -64,6 +67,25 @@ class TableIndex:
     def drift_ratio(self) -> float | None:
         """Error of recent rows relative to training (1.0: the same); None when it is not known, or means nothing."""
         return self.drift.ratio if self.drift is not None else None
+
+    @property
+    def query_moments(self) -> Moments | None:
+        """E[q q'] of the queries seen, float64 [n_kv_heads, head_dim, head_dim]; None when none were wanted or seen."""
+        return self._queries.mean
+
+    def observe_queries(self, q: npt.NDArray[np.float32]) -> None:
+        """Learn what queries are like, float32 [n_kv_heads, n, head_dim], where trainings ask for it."""
+        if self._builder.wants_queries:
+            self._queries.add(q)
+
+    @property
+    def trained_rows(self) -> int:
+        """Rows that the codebook was trained on, 0 when it is the model's."""
+        return self._trained_rows
+
+    def restore(self, built: Built) -> None:
+        """Take an index that was stored."""
+        self._take(built)
 
     def overlap(self, start: int, stop: int) -> tuple[int, int]:
         """The part of the rows [start, stop) that the index holds; (0, 0) without an index."""
@@ -102,9 +124,9 @@ class TableIndex:
         keys, where = table.read_keys(start, stop), positions.at(np.arange(start, stop))
         if own:
             settings = self._builder.iterations_for(stop - start)
-            built = self._builder.train(self._layer, start, keys, where, settings)
+            built = self._builder.train(self._layer, start, keys, where, settings, self.query_moments)
         else:
-            built = self._builder.build(self._layer, start, keys, where)
+            built = self._builder.build(self._layer, start, keys, where, self.query_moments)
         self.cancel()
         self._take(built)  # only now: a build that fails leaves what was there
 
@@ -116,7 +138,7 @@ class TableIndex:
         self.cancel()
         own = self._config.index.codebook != "model"
         where = positions.at(np.arange(start, stop))
-        work = Rebuild(self._builder, self._layer, table.snapshot(), start, stop, where, own)
+        work = Rebuild(self._builder, self._layer, table.snapshot(), start, stop, where, own, self.query_moments)
         self._job, self._job_stop = maintenance.submit(work), stop
 
     def adopt(self, table: Table, positions: Runs, n_rows: int, timeout_s: float | None = None) -> None:
@@ -164,7 +186,7 @@ class TableIndex:
         twin = TableIndex(self._builder, self._layer)
         twin.index = self.index.clone() if self.index is not None else None
         twin.drift = self.drift.clone() if self.drift is not None else None
-        twin._trained_rows, twin._notes = self._trained_rows, self._notes
+        twin._trained_rows, twin._notes, twin._queries = self._trained_rows, self._notes, self._queries.clone()
         return twin
 
     def describe(self) -> dict[str, Any] | None:

@@ -59,7 +59,7 @@ class TableIndexes:
             if stop <= start:
                 raise InvalidQueryError("there are no rows between sinks and window to train codebooks on")
             keys, where = tables[layer].read_keys(start, stop), positions.at(np.arange(start, stop))
-            self._builder.calibrate(layer, start, keys, where)
+            self._builder.calibrate(layer, start, keys, where, self._keepers[layer].query_moments)
 
     def adopt(
         self,

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from kvstore.errors import KVStoreError
 from kvstore.index.rope import RopeSpec
+from kvstore.index.weighting import query_moments
 
 FORMAT = "1"
 SUFFIX = ".safetensors"
@@ -105,6 +106,15 @@ class Trace:
         """Queries of position n_tokens - n_queries + i, float32 [n_kv_heads, group, head_dim]."""
         q = np.asarray(self.q[:, i], np.float32)
         return np.ascontiguousarray(q.reshape(self.n_kv_heads, self.group, self.head_dim))
+
+    def query_moments(self) -> npt.NDArray[np.float64]:
+        """E[q q'] of the calibration queries, float64 [n_kv_heads, head_dim, head_dim]; see `kvstore.index.Weighting`.
+
+        Raises `TraceError` for a trace without calibration queries.
+        """
+        if self.q_cal is None or self.q_cal.shape[1] == 0:
+            raise TraceError(f"the trace of layer {self.layer} has no calibration queries; capture it again")
+        return query_moments(np.asarray(self.q_cal, np.float32).reshape(self.n_kv_heads, -1, self.head_dim))
 
 
 def read_trace(path: Path) -> Trace:

@@ -13,6 +13,7 @@ from kvstore.errors import ConfigError
 from kvstore.index.base import Index
 from kvstore.index.registry import index_kinds
 from kvstore.index.rows import RowView
+from kvstore.index.weighting import QUERIES
 from kvstore.quality import Exam, Method, Quality, build_index, index_picker
 from kvstore.traces import Trace
 
@@ -136,7 +137,10 @@ def method_name(method: Method) -> str:
 def _pq_options(trace: Trace) -> list[dict[str, Any]]:
     spaces = [("raw", RAW_SIZES)] if trace.rope is None else [("rope", ROPE_SIZES), ("raw", RAW_SIZES)]
     pairs = trace.head_dim // 2
-    return [{"space": space, "m": m, "bits": b} for space, sizes in spaces for m, b in sizes if pairs % m == 0]
+    found = [{"space": space, "m": m, "bits": b} for space, sizes in spaces for m, b in sizes if pairs % m == 0]
+    if trace.q_cal is not None:
+        found += [{**options, "weighting": QUERIES} for options in found]
+    return found
 
 
 def _try(exams: Sequence[Exam], method: Method, budget: float) -> list[Trial]:

@@ -12,6 +12,8 @@ import torch
 from kvstore.errors import InvalidQueryError, LayerNotFoundError, NonFiniteError, SchemaMismatchError
 from kvstore.schema import Schema
 
+SAMPLED_QUERIES = 1024
+
 
 def check_layer(schema: Schema, layer: int) -> None:
     """Raise `LayerNotFoundError` unless the layer exists."""
@@ -65,6 +67,15 @@ def query_array(q: torch.Tensor, shape: SequenceABC[int]) -> npt.NDArray[np.floa
     if not np.isfinite(array).all():
         raise NonFiniteError("the query holds NaN or infinity")
     return array
+
+
+def query_sample(schema: Schema, q: torch.Tensor) -> npt.NDArray[np.float32]:
+    """Return at most 1,024 queries of each head of q [n_q_heads, n, head_dim] as float32 [n_kv_heads, m, head_dim]."""
+    if not isinstance(q, torch.Tensor) or q.ndim != 3 or q.shape[::2] != (schema.n_q_heads, schema.head_dim):
+        shape = list(q.shape) if isinstance(q, torch.Tensor) else type(q).__name__
+        raise SchemaMismatchError(f"queries must be [{schema.n_q_heads}, n_tokens, {schema.head_dim}], not {shape}")
+    step = -(-q.shape[1] // SAMPLED_QUERIES) or 1
+    return query_array(q[:, ::step], (schema.n_kv_heads, -1, schema.head_dim))
 
 
 def as_group(schema: Schema, q: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,10 @@ TOP_LEVEL = ("index", "buffer_pool", "adapters")  # in kvstore/ they are links
 FRAMEWORKS = {"transformers", "gguf", "safetensors", "tokenizers", "accelerate", "vllm", "sglang", "lmcache"}
 PUBLIC = [
     "ConfigError",
+    "CorruptBlockError",
+    "CorruptStoreError",
     "Explanation",
+    "ForkedStoreError",
     "HeapFullError",
     "IndexConfig",
     "IndexNotTrainedError",
@@ -29,18 +32,24 @@ PUBLIC = [
     "LayerNotFoundError",
     "MaintenanceError",
     "NonFiniteError",
+    "ReadOnlyStoreError",
     "RopeSpec",
     "Schema",
     "SchemaMismatchError",
     "Sequence",
     "SequenceExistsError",
     "SequenceNotFoundError",
+    "SpillFullError",
     "StepError",
+    "StorageError",
     "StoreClosedError",
     "StoreConfig",
+    "StoreLockedError",
     "StoreStats",
     "TopK",
+    "UnsupportedFormatError",
     "UnsupportedModelError",
+    "warmup",
 ]
 
 

@@ -12,8 +12,8 @@ import torch
 from kvstore.adapters.hf import StoreCache, cache_argument, use_store_attention
 from kvstore.adapters.model_files import LoadedModel
 from kvstore.adapters.quiet import quiet_transformers
-from kvstore.cli.stream import TextStream
 from kvstore.budget import Budget
+from kvstore.cli.stream import TextStream
 from kvstore.config import StoreConfig
 
 

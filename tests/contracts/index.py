@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvstore.errors import InvalidQueryError, NonFiniteError, SchemaMismatchError
-from kvstore.index.base import Index
+from kvstore.index.base import Candidates, Index
 from kvstore.index.rows import RowView
 from tests.index.oracles import assert_top, group_scores, inner_products, log_sum_exp, normal
 
@@ -53,6 +53,27 @@ class IndexContract:
                 assert_top(found.rows[h] - 5, weights[h], k, 1e-4)
                 np.testing.assert_allclose(found.scores[h], weights[h][found.rows[h] - 5], rtol=2e-5, atol=1e-6)
             np.testing.assert_allclose(found.log_norm, log_sum_exp(SCALE * scores), rtol=1e-5, atol=1e-5)
+
+    def test_an_answer_goes_where_the_caller_wants_it(self) -> None:
+        index, _, view = self.filled(100, first_row=3)
+        q = normal(HEADS, GROUP, DIM, seed=2)
+        room = Candidates.room(HEADS, GROUP, 9)
+        for reduce in REDUCTIONS:
+            expected = index.search(q, 9, view, scale=SCALE, reduce=reduce)
+            assert index.search(q, 9, view, scale=SCALE, reduce=reduce, out=room) is room
+            for name in ("rows", "scores", "log_norm"):
+                np.testing.assert_array_equal(getattr(room, name), getattr(expected, name))
+        nothing = Candidates.room(HEADS, GROUP, 0)
+        index.search(q, 9, view, scale=SCALE, start=5, stop=5, out=nothing)
+        assert np.isneginf(nothing.log_norm).all()
+        for wrong in (
+            Candidates.room(HEADS, GROUP, 8),
+            Candidates.room(HEADS, GROUP + 1, 9),
+            Candidates(room.rows.astype(np.int32), room.scores, room.log_norm),
+            Candidates(room.rows, np.asfortranarray(room.scores), room.log_norm),
+        ):
+            with pytest.raises(SchemaMismatchError, match=r"Candidates\.room"):
+                index.search(q, 9, view, scale=SCALE, out=wrong)
 
     def test_k_above_the_number_of_rows_returns_all(self) -> None:
         index, _, view = self.filled(10, first_row=3)

@@ -1,0 +1,201 @@
+"""The directory of a durable store: its sequences on disk, and how they get there and back.
+
+A sequence is saved in batches: rows first, under keys that no catalog names yet, and in the last batch the catalog's
+entry that names them, together with the deletion of what no entry names any more. So a reopened store shows each
+sequence as it was at one of its saves, whole, whenever the process ended.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from kvstore.errors import BlockNotFoundError, CorruptStoreError, ReadOnlyStoreError
+from kvstore.row_records import RowRecords, row_key
+from kvstore.saved import Saved
+from kvstore.storage.catalog import CatalogEntry, ExtentRef, IndexRef, decode_entry, encode_entry
+from kvstore.storage.key import Kind, RecordKey, key_prefix
+from kvstore.storage.record import Record
+from kvstore.storage.tier import Tier
+from kvstore.table import Table
+
+PART_BYTES = 8 << 20  # of an index
+BATCH_RECORDS = 16
+Ref = tuple[Kind, bytes, int, int]
+"""What several entries may name: an extent of all layers (kind, sequence, generation, number), or an index."""
+
+
+class Archive:
+    """Saves and loads sequences; the store decides when.
+
+    Attributes:
+        tier: where the records are.
+        entries: the catalog, by name.
+    """
+
+    def __init__(self, tier: Tier, rows: RowRecords) -> None:
+        self.tier = tier
+        self._rows = rows
+        self._generation = 0
+        self.entries: dict[str, CatalogEntry] = {}
+        self._holders: Counter[Ref] = Counter()
+        self.read_catalog()
+
+    def read_catalog(self) -> None:
+        """Learn which sequences the tier holds; raises `CorruptStoreError` for a catalog that is damaged."""
+        self.entries.clear()
+        self._holders.clear()
+        for key in self.tier.iterate(key_prefix(Kind.CATALOG)):
+            self._add_entry(decode_entry(_payload(self.tier, key)))
+        known = [ref[2] for ref in self._holders] + [entry.generation for entry in self.entries.values()]
+        self._generation = max([self._generation, *known])
+
+    @property
+    def readonly(self) -> bool:
+        """Whether nothing can be saved."""
+        return self.tier.readonly
+
+    def next_generation(self) -> int:
+        """Return a number that no record carries yet."""
+        self._generation += 1
+        return self._generation
+
+    def save(
+        self, entry: CatalogEntry, saved: Saved, tables: Sequence[Table], indexes: Iterable[tuple[int, bytes, Any]]
+    ) -> None:
+        """Put a sequence on its way to the disk as it is now; `entry` lacks extents and indexes.
+
+        `indexes` are those to be written: (layer, bytes, their `IndexRef` without number of parts). Raises
+        `SpillFullError` or another `StorageError`; what was saved before stays then.
+        """
+        generation = self.next_generation()
+        kept = self._held_extents(saved.sound_extents(self._rows.block_tokens, self._rows.blocks_per_extent))
+        first = kept[-1].number + kept[-1].n_blocks if kept else 0
+        fresh = self._rows.extents(first, entry.n_rows, saved.sequence, generation)
+        self._write(record for layer, table in enumerate(tables) for record in self._rows.records(table, layer, fresh))
+        refs = [ref if self._holds_index(ref, layer) else None for layer, ref in enumerate(saved.indexes)]
+        for layer, data, ref in indexes:
+            parts = [data[at : at + PART_BYTES] for at in range(0, len(data), PART_BYTES)]
+            keys = (RecordKey(Kind.INDEX, saved.sequence, generation, layer, part) for part in range(len(parts)))
+            self._write(map(Record, keys, parts))
+            refs[layer] = ref._replace(sequence=saved.sequence, generation=generation, n_parts=len(parts))
+        extents = (*kept, *fresh)
+        whole = entry._replace(layers=(extents,) * len(tables), indexes=tuple(refs))
+        self._replace(whole)
+        saved.extents, saved.indexes = extents, refs
+        saved.n_rows = saved.valid_rows = entry.n_rows
+
+    def load(self, entry: CatalogEntry, tables: Sequence[Table]) -> Saved:
+        """Read a sequence's rows into empty tables, all or none; see `RowRecords.load` for what is raised."""
+        if len(entry.layers) != len(tables):
+            raise CorruptStoreError(f"{entry.name!r} has {len(entry.layers)} layers in the catalog, not {len(tables)}")
+        try:
+            for layer, (table, extents) in enumerate(zip(tables, entry.layers, strict=True)):
+                self._rows.load(self.tier, table, layer, extents)
+                if table.n_rows != entry.n_rows:
+                    raise CorruptStoreError(
+                        f"{entry.name!r} has {entry.n_rows} rows in the catalog, not {table.n_rows}"
+                    )
+        except BaseException:
+            for table in tables:
+                table.truncate(0)
+            raise
+        extents = tuple(entry.layers[0])
+        return Saved(entry.sequence, entry.n_rows, entry.n_rows, extents, list(entry.indexes))
+
+    def load_index(self, ref: IndexRef, layer: int) -> bytes:
+        """Return the bytes of a stored index; raises `BlockNotFoundError` where a part is missing."""
+        keys = [RecordKey(Kind.INDEX, ref.sequence, ref.generation, layer, part) for part in range(ref.n_parts)]
+        return b"".join(_payload(self.tier, key) for key in keys)
+
+    def drop(self, name: str) -> None:
+        """Forget a sequence, and records that no other one shares."""
+        entry = self.entries.get(name)
+        if entry is not None:
+            self._check_writable()
+            self.tier.write(deletes=[_entry_key(entry), *self._remove_entry(entry)])
+
+    def _held_extents(self, extents: Sequence[ExtentRef]) -> tuple[ExtentRef, ...]:
+        """The first extents that some entry names: a fork may know others, whose sequence is gone by now."""
+        held = (bool(self._holders[Kind.ROWS, ref.sequence, ref.generation, ref.number]) for ref in extents)
+        return tuple(extents[: next((i for i, there in enumerate(held) if not there), len(extents))])
+
+    def _holds_index(self, ref: IndexRef | None, layer: int) -> bool:
+        return ref is not None and bool(self._holders[Kind.INDEX, ref.sequence, ref.generation, layer])
+
+    def _replace(self, entry: CatalogEntry) -> None:
+        """Write an entry in place of the one with its name, in one batch with what that alone has named."""
+        record = Record(_entry_key(entry), encode_entry(entry))
+        former = self.entries.get(entry.name)
+        self._add_entry(entry)
+        deletes = self._remove_entry(former) if former is not None else []
+        if former is not None:
+            self.entries[entry.name] = entry
+            deletes += [_entry_key(former)] if _entry_key(former) != record.key else []
+        self.tier.write(puts=[record], deletes=deletes)
+
+    def _write(self, records: Iterable[Record]) -> None:
+        self._check_writable()
+        waiting = iter(records)
+        while some := list(islice(waiting, BATCH_RECORDS)):
+            self.tier.put_many(some)
+
+    def _add_entry(self, entry: CatalogEntry) -> None:
+        self.entries[entry.name] = entry
+        self._holders.update(_refs(entry))
+
+    def _remove_entry(self, entry: CatalogEntry) -> list[RecordKey]:
+        """Take an entry out; returns the keys that nobody names any more."""
+        self.entries.pop(entry.name, None)
+        gone = []
+        for ref in _refs(entry):
+            self._holders[ref] -= 1
+            if self._holders[ref] == 0:
+                del self._holders[ref]
+                gone.append(ref)
+        return list(_keys(gone, entry))
+
+    def _check_writable(self) -> None:
+        if self.readonly:
+            raise ReadOnlyStoreError("the store was opened to be read; open it without readonly to change it")
+
+    def _check(self) -> None:
+        """Assert that the counts equal a recount, and that every record an entry names is there."""
+        recount = Counter(ref for entry in self.entries.values() for ref in _refs(entry))
+        assert recount == self._holders
+        for entry in self.entries.values():
+            assert all(self.tier.contains(key) for key in _keys(_refs(entry), entry))
+
+
+def _refs(entry: CatalogEntry) -> list[Ref]:
+    """What an entry names; extents are named once for all layers, indexes a layer at a time."""
+    extents = {(Kind.ROWS, ref.sequence, ref.generation, ref.number) for refs in entry.layers for ref in refs}
+    indexes = [
+        (Kind.INDEX, ref.sequence, ref.generation, layer) for layer, ref in enumerate(entry.indexes) if ref is not None
+    ]
+    return [*sorted(extents), *indexes]
+
+
+def _keys(refs: Iterable[Ref], entry: CatalogEntry) -> Iterator[RecordKey]:
+    """Return the keys of records that an entry's references stand for."""
+    for kind, sequence, generation, number in refs:
+        if kind == Kind.ROWS:
+            for layer in range(len(entry.layers)):
+                yield row_key(ExtentRef(sequence, generation, number, 1, 1), layer)
+        else:
+            ref = entry.indexes[number]
+            for part in range(ref.n_parts if ref is not None else 0):
+                yield RecordKey(Kind.INDEX, sequence, generation, number, part)
+
+
+def _entry_key(entry: CatalogEntry) -> RecordKey:
+    return RecordKey(Kind.CATALOG, entry.sequence, entry.generation)
+
+
+def _payload(tier: Tier, key: RecordKey) -> bytes:
+    record = tier.get_many([key])[0]
+    if record is None:
+        raise BlockNotFoundError(f"{key} is not in the spill; run check, or drop the sequence")
+    return bytes(record.payload)

@@ -1,0 +1,144 @@
+"""Opening and closing the directory of a durable store."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from kvstore.archive import Archive
+from kvstore.config import StoreConfig
+from kvstore.errors import CorruptStoreError, StorageError
+from kvstore.index.rope import RopeSpec
+from kvstore.row_records import RowRecords
+from kvstore.schema import Schema
+from kvstore.storage.encodings import encoding_of
+from kvstore.storage.files import disk_error
+from kvstore.storage.lmdb_tier import LmdbTier
+from kvstore.storage.lock import DirectoryLock, holder_of
+from kvstore.storage.manifest import Manifest, current_boot_id, plain_fields, read_manifest, write_manifest
+from kvstore.storage.spill_files import find_data
+from kvstore.storage.spill_settings import SpillSettings
+
+CODEBOOKS_NAME = "codebooks.safetensors"
+log = logging.getLogger("kvstore")
+
+
+class Directory:
+    """A directory that is open: locked by the one who writes, its manifest read, its spill ready.
+
+    Attributes:
+        path: of the directory.
+        schema: of the rows in it.
+        archive: the sequences in it.
+    """
+
+    def __init__(self, path: Path | str, schema: Schema | None, config: StoreConfig, *, readonly: bool = False) -> None:
+        """Open or make a directory.
+
+        Raises `StorageError` where there is none to read, or no schema to make one; `StoreLockedError`;
+        `SchemaMismatchError`, `CorruptStoreError` or `UnsupportedFormatError` for what is there.
+        """
+        self.path = Path(path)
+        self.readonly = readonly
+        self._config = config
+        self._lock = DirectoryLock(self.path)
+        self._tier: LmdbTier | None = None
+        if not readonly:
+            _make(self.path)
+            self._lock.acquire()
+        try:
+            self._open(schema)
+        except BaseException:
+            self._give_up()
+            raise
+
+    @property
+    def codebooks_path(self) -> Path:
+        """File of the model's codebooks; there need be none."""
+        return self.path / CODEBOOKS_NAME
+
+    @property
+    def tier(self) -> LmdbTier:
+        """The spill."""
+        assert self._tier is not None
+        return self._tier
+
+    def close(self) -> None:
+        """Write what waits and say that all is well; the lock is given up also where that raises."""
+        try:
+            self.tier.close()
+            if not self.readonly:
+                write_manifest(self.path, self._manifest.closed())
+        finally:
+            self._give_up()
+
+    def _open(self, schema: Schema | None) -> None:
+        manifest = read_manifest(self.path, readonly=self.readonly)
+        if manifest is None:
+            manifest = self._new_manifest(schema)
+        elif schema is not None:
+            manifest.check_schema(plain_fields(schema), self.path)
+        self.schema = schema if schema is not None else _schema_of(manifest.schema, self.path)
+        if not self.readonly:
+            manifest = self._begin(manifest)
+        self._manifest = manifest
+        config = self._config
+        settings = None if self.readonly else SpillSettings(config.spill_bytes, config.durability)
+        live = self.readonly and holder_of(self.path) is not None
+        store_id = bytes.fromhex(manifest.store_id)
+        self._tier = LmdbTier(self.path, settings, store_id=store_id, readonly=self.readonly, live=live)
+        self.archive = Archive(self._tier, RowRecords(self.schema, encoding_of(config.encoding)))
+
+    def _new_manifest(self, schema: Schema | None) -> Manifest:
+        if self.readonly or schema is None:
+            what = "open it without readonly" if self.readonly else "give the schema of the rows"
+            raise StorageError(f"there is no store in {self.path}; {what} to make one")
+        if find_data(self.path) is not None:
+            raise CorruptStoreError(f"{self.path} holds a spill but no manifest; put it back, or remove the spill")
+        return Manifest(os.urandom(16).hex(), plain_fields(schema), self._config.durability, clean=True)
+
+    def _begin(self, manifest: Manifest) -> Manifest:
+        """Note that a writer has the directory; discard what a loss of power may have torn."""
+        boot_id = current_boot_id()
+        if not manifest.survives(boot_id):
+            data = find_data(self.path)
+            log.warning("the system stopped while %s was open with durability='process': its rows are lost", self.path)
+            if data is not None:
+                data.unlink()
+        manifest = Manifest(**{**manifest.__dict__, "durability": self._config.durability}).opened(boot_id)
+        write_manifest(self.path, manifest)
+        return manifest
+
+    def _give_up(self) -> None:
+        try:
+            if self._tier is not None and not self._tier.closed:
+                self._tier.close()
+        finally:
+            self._lock.release()
+
+
+def _make(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise StorageError(f"{path} is a file; a store needs a directory") from error
+    except OSError as error:
+        raise disk_error(f"{path} cannot be made", error) from error
+
+
+def _schema_of(plain: dict[str, Any], path: Path) -> Schema:
+    """Return the schema that a manifest holds as plain values."""
+    try:
+        specs = plain.get("rope", [])
+        rope = tuple(
+            None if spec is None else RopeSpec(**{**spec, "inv_freq": tuple(spec["inv_freq"])}) for spec in specs
+        )
+        schema = Schema(**{**plain, "rope": rope})
+    except Exception as error:
+        raise CorruptStoreError(f"the manifest in {path} holds no schema: {error}; restore it") from error
+    if plain_fields(schema) != plain:
+        raise CorruptStoreError(f"the schema in the manifest of {path} is not one of this version: {asdict(schema)}")
+    return schema
