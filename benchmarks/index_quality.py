@@ -53,7 +53,7 @@ class Options:
     kl_budgets: tuple[float, ...] = (0.1, 0.05)
 
 
-def methods() -> dict[str, Method]:
+def methods(head_dim: int) -> dict[str, Method]:
     """Kinds of index that are compared, by name; what the registry knows besides is measured with its defaults."""
     from benchmarks.control import KIND
     from kvstore.index import index_kinds
@@ -69,6 +69,9 @@ def methods() -> dict[str, Method]:
         ("raw", 16, 8),
     )
     found = {f"{space} {m}x{b}": Method("pq", {"space": space, "m": m, "bits": b}) for space, m, b in sizes}
+    one = {"space": "rope", "m": 1, "bits": 8}
+    found["rope 1x8, half of the pairs"] = Method("pq", {**one, "scan_pairs": head_dim // 4})
+    found["rope 1x8, for queries"] = Method("pq", {**one, "weighting": "queries"})
     # the paper's: contiguous dimensions in a sub-space; with RoPE's pairs kept together ("raw 2x6") it is better
     found[PAPER] = Method("pq", {"space": "raw", "m": 2, "bits": 6, "pairs": False})
     found |= {kind: Method(kind) for kind in index_kinds() if kind not in ("flat", "pq", KIND)}
@@ -87,7 +90,10 @@ def run_quality(traces: Sequence[Trace], others: Sequence[Trace], options: Optio
     exams = [Exam(trace) for trace in traces]
     exact = {s: Quality.mean(exam.mark(exam.exact, s) for exam in exams) for s in options.shares}
     peers: dict[FaissKind, Found] = {}
-    for name, method in methods().items():
+    known = methods(traces[0].head_dim)
+    if any(trace.q_cal is None for trace in traces):
+        known = {name: method for name, method in known.items() if "weighting" not in method.options}
+    for name, method in known.items():
         tell(name)
         n_bytes, fresh = _measure(exams, method, options.shares)
         label = f"{name} ({n_bytes:g} B)"

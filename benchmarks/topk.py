@@ -30,7 +30,10 @@ PER_KEY = Metric("search", "ns/key of a KV head", "neither")
 SIZE = Metric("codes", "bytes/key", "lower")
 HELD = Metric("index held, with its codebook and spare room", "bytes/key", "lower")
 EXACT32, EXACT16 = "torch, exact float32", "torch, exact bfloat16"
-OURS = {"rope 1x8": {"m": 1, "bits": 8, "space": "rope"}, "raw 2x6": {"m": 2, "bits": 6, "space": "raw"}}
+ROPE, RAW = "rope 1x8", "raw 2x6"
+OURS = {ROPE: {"m": 1, "bits": 8, "space": "rope"}, RAW: {"m": 2, "bits": 6, "space": "raw"}}
+SUBSETS = {f"{ROPE}, half of the pairs": 4, f"{ROPE}, a quarter of the pairs": 8}
+"""Scans of fewer RoPE pairs, by what head_dim is divided by to get their number."""
 
 Rows64 = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -59,7 +62,10 @@ def run_topk(options: Options, report: Report, tell: Tell) -> None:
     for name, settings in OURS.items():
         tell(f"training {name}")
         indexes[name] = _trained(rows, settings)
-    faiss = _faiss(rows, indexes, tell)
+    whole = indexes[ROPE]
+    for name, divisor in SUBSETS.items():
+        indexes[name] = _recoded(whole, rows, {**OURS[ROPE], "scan_pairs": options.head_dim // divisor})
+    faiss = _faiss(rows, tell)
     for share in options.shares:
         _compare(rows, indexes, faiss, share, options, report, tell)
     _scaling(rows, indexes, options, report, tell)
@@ -74,16 +80,25 @@ def _trained(rows: Rows, settings: dict[str, Any]) -> PQIndex:
     return index
 
 
-def _faiss(rows: Rows, indexes: dict[str, PQIndex], tell: Tell) -> dict[str, dict[FaissKind, list[Any]]]:
+def _recoded(index: PQIndex, rows: Rows, settings: dict[str, Any]) -> PQIndex:
+    """Return an index of the same codes with other settings of the scan."""
+    from kvstore.index import PQIndex
+
+    twin = PQIndex(index.n_kv_heads, index.head_dim, rope=rows.rope, codebook=index.codebook, **settings)
+    twin.add_codes(index.codes)
+    return twin
+
+
+def _faiss(rows: Rows, tell: Tell) -> dict[str, dict[FaissKind, list[Any]]]:
     """Return FAISS's indexes of as many bytes a key as each of ours."""
     from benchmarks.faiss_peers import FAST_SCAN, PQ, FaissKind
 
     kinds = {
-        "rope 1x8": (FaissKind(PQ, 1, 8), FaissKind(FAST_SCAN, 2, 4)),
-        "raw 2x6": (FaissKind(PQ, 2, 6), FaissKind(FAST_SCAN, 4, 4)),
+        ROPE: (FaissKind(PQ, 1, 8), FaissKind(FAST_SCAN, 2, 4)),
+        RAW: (FaissKind(PQ, 2, 6), FaissKind(FAST_SCAN, 4, 4)),
     }
     built: dict[str, dict[FaissKind, list[Any]]] = {}
-    for name in indexes:
+    for name in kinds:
         for kind in kinds[name]:
             tell(f"building {kind.label}")
             built.setdefault(name, {})[kind] = kind.build(rows.keys)
@@ -117,7 +132,7 @@ def _compare(
         for peer in (EXACT32, EXACT16):
             report.add(case, TIME, 1e3 * times[name], peer, 1e3 * times[peer])
             report.add(case, RECALL, mine, peer, recall(answers[peer], exact))
-        for kind, built in faiss[name].items():
+        for kind, built in faiss.get(name, {}).items():
             report.add(case, TIME, 1e3 * times[name], kind.label, 1e3 * times[kind.label])
             merged = _agreed(rows, *answers[kind.label], k)
             report.add(case, RECALL, mine, kind.label, recall(merged, exact))
@@ -190,6 +205,8 @@ def _scaling(rows: Rows, indexes: dict[str, PQIndex], options: Options, report: 
         for name, index in grown.items():
             case = f"{n} keys of {options.head_dim}, {options.heads} KV heads x {options.group}, k = {k}, {name}"
             report.add(case, PER_KEY, 1e9 * times[name] / (n * options.heads), "none: by length", None)
+            if name in SUBSETS:
+                continue  # the same codes
             held = index.nbytes / (n * options.heads)
             report.add(case, HELD, held, "key in float16", 2.0 * options.head_dim)
 

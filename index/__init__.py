@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from kvstore.index.scalar import ScalarIndex as ScalarIndex
     from kvstore.index.sparq import SparQIndex as SparQIndex
     from kvstore.index.warming import warmup as warmup
+    from kvstore.index.weighting import Weighting as Weighting
+    from kvstore.index.weighting import query_moments as query_moments
     from kvstore.index.workspace import Workspace as Workspace
 
 _HOMES = {
@@ -41,10 +43,12 @@ _HOMES = {
     "RowView": "rows",
     "ScalarIndex": "scalar",
     "SparQIndex": "sparq",
+    "Weighting": "weighting",
     "Workspace": "workspace",
     "index_kinds": "registry",
     "kmeans": "clustering",
     "make_index": "registry",
+    "query_moments": "weighting",
     "register_index": "registry",
     "warmup": "warming",
 }

@@ -30,6 +30,15 @@ class Candidates:
     scores: FloatArray
     log_norm: FloatArray
 
+    @classmethod
+    def room(cls, n_kv_heads: int, group: int, k: int) -> Candidates:
+        """Return uninitialised arrays for an answer of k rows."""
+        return cls(
+            np.empty((n_kv_heads, k), np.int64),
+            np.empty((n_kv_heads, k), np.float32),
+            np.empty((n_kv_heads, group), np.float32),
+        )
+
 
 class Index(ABC):
     """A secondary index over the keys of one table, all KV heads of one layer.
@@ -121,6 +130,7 @@ class Index(ABC):
         reduce: str = "sum_softmax",
         start: int | None = None,
         stop: int | None = None,
+        out: Candidates | None = None,
     ) -> Candidates:
         """Return, for each KV head, the k rows of `[start, stop)` with the largest group scores.
 
@@ -131,6 +141,10 @@ class Index(ABC):
         - `"max"` or `"mean"`: max or mean over g of score[g].
 
         Ties go to the lower row. k above the number of rows returns them all. O(n) a head, no sort.
+
+        The answer is written to `out` and that returned, where given: C-order arrays of the shapes and dtypes above, k
+        being at most the number of rows. With one workspace and answers of one size nothing of the size of rows or
+        keys is then allocated. Raises `SchemaMismatchError` for other arrays.
         """
 
     def describe(self) -> dict[str, Any]:

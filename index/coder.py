@@ -15,11 +15,14 @@ from kvstore.index.encode_kernels import encode_heads, encode_rows, train_heads
 from kvstore.index.flat_kernels import scan_width
 from kvstore.index.layout import Layout
 from kvstore.index.phases import position_phases, rope_tables
-from kvstore.index.pq_raw_kernels import raw_scan
+from kvstore.index.pq_raw_kernels import raw_scan, table_size
 from kvstore.index.pq_rope_kernels import rope_scan
 from kvstore.index.rope import RopeSpec
 from kvstore.index.runs import Runs
+from kvstore.index.scan_subset import all_pairs, best_pairs
 from kvstore.index.threads import run_parallel
+from kvstore.index.trainers import FAISS, faiss_sets
+from kvstore.index.workspace import Workspace
 
 _PARALLEL_ROWS = 1024
 """Rows of all heads together from which waking other threads pays."""
@@ -28,11 +31,13 @@ _PARALLEL_ROWS = 1024
 class Coder:
     """Arranges, codes and scores keys of one layout, after undoing RoPE if a spec is given; holds no rows.
 
-    Arrays are trusted to be checked: float32, C-order, finite.
+    Arrays are trusted to be checked: float32, C-order, finite. `scan_pairs` are the RoPE pairs that a scan reads, of
+    head_dim / 2, the same number in each sub-space.
     """
 
-    def __init__(self, layout: Layout, rope: RopeSpec | None) -> None:
+    def __init__(self, layout: Layout, rope: RopeSpec | None, scan_pairs: int) -> None:
         self._layout = layout
+        self._scan_pairs = scan_pairs
         self._order = layout.order_array
         self._tables = rope_tables(rope, layout.head_dim) if rope is not None else None
         gains = self._tables.gains if self._tables is not None else np.ones(layout.head_dim // 2)
@@ -47,12 +52,15 @@ class Coder:
         sample_per_centroid: int,
         seed: int,
         start: Codebook | None,
+        trainer: str,
     ) -> FloatArray:
         """Return centroids float32 [n_kv_heads, m, k, sub_dim] for keys float32 [n_kv_heads, n, head_dim]."""
         heads, n, _ = keys.shape
         layout = self._layout
         sample = draw_sample(n, sample_per_centroid * layout.n_centroids, seed)
         k = min(layout.n_centroids, n) if start is None else start.k
+        if trainer == FAISS:
+            return self._train_by_faiss(keys[:, sample], positions[sample], k, iterations, seed, start)
         if start is None:
             starts = draw_starts(heads * layout.m, len(sample), k, seed)
             centroids = np.empty((heads, layout.m, k, layout.sub_dim), np.float32)
@@ -64,6 +72,16 @@ class Coder:
             iterations, centroids,
         )  # fmt: skip
         return centroids
+
+    def _train_by_faiss(
+        self, keys: FloatArray, positions: IntArray, k: int, iterations: int, seed: int, start: Codebook | None
+    ) -> FloatArray:
+        """Return what `train` does, for the sampled keys."""
+        heads, n, _ = keys.shape
+        m, sub_dim = self._layout.m, self._layout.sub_dim
+        parts = self.arranged(keys, positions).swapaxes(1, 2).reshape(heads * m, n, sub_dim)
+        init = start.centroids.reshape(heads * m, k, sub_dim) if start is not None else None
+        return faiss_sets(parts, k, iterations, seed, init).reshape(heads, m, k, sub_dim)
 
     def encode(self, keys: FloatArray, positions: IntArray, codebook: Codebook) -> npt.NDArray[Any]:
         """Return the words of keys float32 [n_kv_heads, n, head_dim]: [n_kv_heads, n, n_words]."""
@@ -104,7 +122,7 @@ class Coder:
         """Rough nanoseconds to score one row for a group of query heads."""
         if self._tables is None:
             return 0.4 * self._layout.n_words * group
-        return 0.05 * self._layout.head_dim * group
+        return 0.1 * self._scan_pairs * group
 
     def scan(
         self,
@@ -115,20 +133,28 @@ class Coder:
         stop: int,
         q: FloatArray,
         out: FloatArray,
+        workspace: Workspace,
     ) -> None:
         """Write the scores of row offsets [start, stop) to out, float32 [n_kv_heads, >= group, >= stop - start]."""
         layout = self._layout
         tables = self._tables
         if tables is None:
-            kernel = raw_scan(layout.m, layout.bits, layout.per_word)
-            run_parallel(kernel, codes, codebook.laid, self._order, start, stop, q, out)
+            kernel = raw_scan(layout.m, layout.bits, layout.per_word, layout.packable)
+            products = workspace.buffer("products", (*q.shape[:2], table_size(layout)), np.float32)
+            run_parallel(kernel, codes, codebook.laid, self._order, start, stop, q, products, out)
         else:
-            width = scan_width(q.shape[1])
-            kernel = rope_scan(layout.sub_dim // 2, layout.m, width, layout.bits, layout.per_word)
+            used, n_pairs = all_pairs(codebook.centroids, self._order, tables), self._scan_pairs // layout.m
+            if 2 * n_pairs < layout.sub_dim:
+                used = best_pairs(used, self._energy(codebook), q, n_pairs, workspace)
+            kernel = rope_scan(n_pairs, layout.m, scan_width(q.shape[1]), layout.bits, layout.per_word)
             run_parallel(
-                kernel, codes, codebook.centroids, self._order, runs.offsets, runs.positions,
-                tables.angles, tables.coarse, tables.scan, start, stop, q, out,
+                kernel, codes, used.centroids, used.order, runs.offsets, runs.positions, used.angles, used.coarse,
+                used.fine, start, stop, q, out,
             )  # fmt: skip
+
+    def _energy(self, codebook: Codebook) -> FloatArray:
+        """Root mean square of the pairs of centroids, RoPE's gain included, float32 [n_kv_heads, m, n_pairs]."""
+        return codebook.pair_lengths / self._inverse_gains.reshape(self._layout.m, -1)
 
     def check_codes(self, words: npt.NDArray[Any], codebook: Codebook) -> None:
         """Raise `SchemaMismatchError` when a word names a centroid that the codebook does not have."""

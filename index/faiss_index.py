@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,12 +9,15 @@ import numpy as np
 from kvstore.errors import ConfigError, IndexNotTrainedError
 from kvstore.index.base import FloatArray, IntArray
 from kvstore.index.checks import checked_cut, checked_float, checked_positions
+from kvstore.index.faiss_library import load_faiss, one_thread
 from kvstore.index.flat_kernels import flat_scan, scan_width
 from kvstore.index.rope import RopeSpec
 from kvstore.index.rows import FLOAT32, RowView
 from kvstore.index.scanned import ScannedIndex
 from kvstore.index.threads import run_parallel
 from kvstore.index.workspace import Workspace
+
+_WANTED_BY = "an index of kind 'faiss'"
 
 _CHUNK_ROWS = 4096
 """Rows decoded at a time: 1 MiB of keys of 64 dimensions."""
@@ -89,7 +90,7 @@ class FaissIndex(ScannedIndex):
         if keys.shape[1] == 0:
             raise ValueError("training needs at least one row")
         checked_positions(positions, keys.shape[1], 0)
-        with _one_thread() as faiss:
+        with one_thread(_WANTED_BY) as faiss:
             heads = [self._trained_on(part) for part in keys]
             self._own_bytes = sum(int(faiss.serialize_index(head).nbytes) for head in heads)
         self._heads = heads
@@ -101,7 +102,7 @@ class FaissIndex(ScannedIndex):
         keys = checked_float(keys, self.n_kv_heads, self.head_dim, "keys")
         checked_positions(positions, keys.shape[1], self.stop_row)
         if keys.shape[1]:
-            with _one_thread():
+            with one_thread(_WANTED_BY):
                 for head, part in zip(self._heads, keys, strict=True):
                     head.add(part)
 
@@ -109,7 +110,7 @@ class FaissIndex(ScannedIndex):
         """Forget the rows from `stop_row` on; what was learned stays."""
         n_rows = checked_cut(stop_row, self.first_row, self.stop_row) - self.first_row
         if n_rows < self.n_rows:
-            with _one_thread() as faiss:
+            with one_thread(_WANTED_BY) as faiss:
                 for head in self._heads:
                     _cut(faiss, head, n_rows)
 
@@ -117,7 +118,7 @@ class FaissIndex(ScannedIndex):
         """Return an independent index with the same rows; everything is copied. O(n)."""
         twin = object.__new__(FaissIndex)
         twin.__dict__.update(self.__dict__)
-        twin._heads = [_faiss().clone_index(head) for head in self._heads]
+        twin._heads = [load_faiss(_WANTED_BY).clone_index(head) for head in self._heads]
         return twin
 
     def describe(self) -> dict[str, Any]:
@@ -131,7 +132,7 @@ class FaissIndex(ScannedIndex):
         group = q.shape[1]
         kernel = flat_scan(self.head_dim, scan_width(group), FLOAT32)
         piece = np.empty((1, group, _CHUNK_ROWS), np.float32)
-        with _one_thread():
+        with one_thread(_WANTED_BY):
             for h, head in enumerate(self._heads):
                 for low in range(start, stop, _CHUNK_ROWS):
                     n = min(_CHUNK_ROWS, stop - low)
@@ -141,7 +142,7 @@ class FaissIndex(ScannedIndex):
                     out[h, :group, low - start : low - start + n] = piece[0, :, :n]
 
     def _new(self) -> Any:
-        faiss = _faiss()
+        faiss = load_faiss(_WANTED_BY)
         try:
             return faiss.index_factory(self.head_dim, self.factory, faiss.METRIC_INNER_PRODUCT)
         except RuntimeError as error:
@@ -186,7 +187,7 @@ def _code_bytes(index: Any, head_dim: int) -> int:
 
 def _settle(index: Any, seed: int) -> None:
     """Seed the K-Means of an index and keep it from printing warnings about few rows, where it has one."""
-    inner = _faiss().downcast_index(index)
+    inner = load_faiss(_WANTED_BY).downcast_index(index)
     if hasattr(inner, "do_polysemous_training"):
         inner.do_polysemous_training = False  # reorders centroids for a search that is not used; half a second a head
     for owner in (inner, getattr(inner, "pq", None)):
@@ -194,23 +195,3 @@ def _settle(index: Any, seed: int) -> None:
         if settings is not None:
             settings.seed = seed + 1
             settings.min_points_per_centroid = 1
-
-
-@contextmanager
-def _one_thread() -> Iterator[Any]:
-    """Give FAISS' module; until the end of the block FAISS uses one thread."""
-    faiss = _faiss()
-    before = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(1)
-    try:
-        yield faiss
-    finally:
-        faiss.omp_set_num_threads(before)
-
-
-def _faiss() -> Any:
-    try:
-        import faiss
-    except ImportError as error:
-        raise ConfigError("an index of kind 'faiss' needs FAISS: pip install faiss-cpu") from error
-    return faiss

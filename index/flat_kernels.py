@@ -39,6 +39,7 @@ def flat_scan(head_dim: int, width: int, dtype_code: int) -> Any:
 
     @jit
     def scan_chunk(addresses, block_tokens, row_stride, head_offset, start, stop, q, out, column):  # type: ignore[no-untyped-def]
+        """Rows [start, stop) of a KV head: q float32 [group, head_dim]; out float32 [>= group, n], from `column` on."""
         group = q.shape[0]
         row = start
         while row < stop:
@@ -69,6 +70,7 @@ def _block_scorer(head_dim: int, width: int, load: Any) -> Any:
 
     @jit
     def score_block(base, row_stride, n, q, g, out, column):  # type: ignore[no-untyped-def]
+        """n rows from address `base` on and query heads [g, g + width) of q float32 [group, head_dim]; out as above."""
         q0, q1, q2, q3 = q[g], q[g + min(1, width - 1)], q[g + min(2, width - 1)], q[g + width - 1]
         for t in range(n):
             address = base + t * row_stride

@@ -21,7 +21,9 @@ class Layout:
     the j-th of m equal parts. With `paired`, a part holds whole RoPE pairs: their first halves, then their second.
 
     A word holds `per_word` codes, the first in its lowest bits: up to 4 bits as many as fit a byte; of 5 or 6 bits
-    two in 16 bits (no smaller than a byte each, but one table look-up instead of two); else one a byte.
+    two, so that a key costs one table look-up instead of two; else one a byte. Rows are kept in whole bytes, or, where
+    a word has 9 to 12 bits (`packable`), in 12 bits each: 2 x 6 bits take 1.5 bytes, 2 x 5 too; of 3 bits two share a
+    byte, and 7 bits take one.
     """
 
     head_dim: int
@@ -76,9 +78,9 @@ class Layout:
         return np.uint16 if self.per_word * self.bits > 8 else np.uint8
 
     @property
-    def bytes_per_key(self) -> int:
-        """Bytes of the words of one key."""
-        return self.n_words * np.dtype(self.word_dtype).itemsize
+    def packable(self) -> bool:
+        """Whether a byte and a half holds a word and a byte does not."""
+        return 8 < self.per_word * self.bits <= 12
 
     @property
     def order_array(self) -> npt.NDArray[np.int64]:

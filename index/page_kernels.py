@@ -55,6 +55,7 @@ def page_scan(with_bounds: bool) -> Any:
 
     @jit
     def score_chunk(low, high, q, page_tokens, n_rows, start, first, last, stop, out):  # type: ignore[no-untyped-def]
+        """Pages [first, last) of one KV head, [n_pages, head_dim]; out float32 [>= group, stop - start], their rows."""
         for page in range(first, last):
             count = min(page_tokens, n_rows - page * page_tokens)
             begin, end = max(page * page_tokens, start), min((page + 1) * page_tokens, stop)
@@ -77,6 +78,7 @@ def page_scan(with_bounds: bool) -> Any:
 
 @jit
 def _bound(q: Any, low: Any, high: Any, count: Any) -> Any:
+    """Largest q . key between a page's bounds; all float32 [head_dim]."""
     total: Any = np.float32(0.0)
     for d in range(q.shape[0]):
         total += q[d] * (high[d] if q[d] > 0 else low[d])
@@ -85,6 +87,7 @@ def _bound(q: Any, low: Any, high: Any, count: Any) -> Any:
 
 @jit
 def _mean(q: Any, sums: Any, unused: Any, count: Any) -> Any:
+    """q . mean key of a page of `count` rows; q and sums float32 [head_dim]."""
     total: Any = np.float32(0.0)
     for d in range(q.shape[0]):
         total += q[d] * sums[d]

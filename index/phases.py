@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvstore.index.aligned import aligned
 from kvstore.index.jit import STRICT, jit
 from kvstore.index.rope import RopeSpec
 
@@ -51,7 +52,7 @@ def rope_tables(rope: RopeSpec, head_dim: int) -> RopeTables:
     fine = np.stack([np.cos(steps), np.sin(steps)])
     coarse = np.stack([np.cos(BLOCK * steps), np.sin(BLOCK * steps)])
     scan = np.concatenate([gains * fine, np.zeros((2, 3, len(angles)))], 1).astype(np.float32)
-    return RopeTables(angles, gains, coarse, fine, scan)
+    return RopeTables(angles, gains, coarse, fine, aligned(scan))
 
 
 @jit(fastmath=STRICT)

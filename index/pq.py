@@ -7,20 +7,23 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.errors import ConfigError, IndexNotTrainedError, InvalidQueryError, SchemaMismatchError
+from kvstore.errors import IndexNotTrainedError, InvalidQueryError, SchemaMismatchError
 from kvstore.index.base import FloatArray, IntArray
 from kvstore.index.checks import checked_float, checked_positions
+from kvstore.index.code_rows import CodeRows
 from kvstore.index.codebook import Codebook
 from kvstore.index.coder import Coder
 from kvstore.index.distortion import held_out_errors
 from kvstore.index.layout import Layout
+from kvstore.index.packed_rows import PackedRows
+from kvstore.index.pq_settings import RAW, ROPE, check_space, checked_scan_pairs, checked_weighting
 from kvstore.index.rope import RopeSpec
 from kvstore.index.rows import RowView
 from kvstore.index.runs import Runs
 from kvstore.index.scanned import ScannedIndex
+from kvstore.index.trainers import NUMBA, checked_trainer
+from kvstore.index.weighting import Weighting
 from kvstore.index.workspace import Workspace
-
-RAW, ROPE = "raw", "rope"
 
 
 class PQIndex(ScannedIndex):
@@ -32,12 +35,16 @@ class PQIndex(ScannedIndex):
     for "raw".
 
     Args:
-        m, bits: sub-spaces, and bits of a code (1 to 8); `m * bits / 8` bytes a key, rounded up to words as
-            `Layout` says (2 x 6 takes 2 bytes, so that it costs one look-up).
+        m, bits: sub-spaces, and bits of a code (1 to 8); `m * bits / 8` bytes a key (2 x 6: 1.5), rounded up as
+            `Layout` says.
         space: "raw" or "rope"; by default "rope" where a `rope` is given.
         rope: the model's RoPE, needed for "rope"; for "raw" it says which dimensions are pairs.
         pairs: whether sub-spaces hold whole RoPE pairs (better, free), or contiguous dimensions as in the paper.
+        scan_pairs: RoPE pairs that a search in the rope space looks at, those with the most energy for the query; None
+            for all. A multiple of m. Fewer are faster and rank a little worse, which an exact rerank mends.
         iterations: of K-Means, at most. sample_per_centroid: rows looked at, at most, for each centroid.
+        weighting: "queries" codes keys in the metric of the queries, if `train` is told of any; see `Weighting`.
+        trainer: "numba", or "faiss" to let FAISS run K-Means, for comparison.
         codebook: centroids made elsewhere, shared and not counted in `nbytes`; otherwise call `train`.
 
     Raises `ConfigError` for settings that do not fit each other, `SchemaMismatchError` for a codebook that does
@@ -56,25 +63,31 @@ class PQIndex(ScannedIndex):
         space: str | None = None,
         rope: RopeSpec | None = None,
         pairs: bool = True,
+        scan_pairs: int | None = None,
         first_row: int = 0,
         iterations: int = 5,
         sample_per_centroid: int = 256,
+        weighting: str | None = None,
+        trainer: str = NUMBA,
         seed: int = 0,
         codebook: Codebook | None = None,
         workspace: Workspace | None = None,
     ) -> None:
         super().__init__(n_kv_heads, head_dim, first_row=first_row, workspace=workspace)
         self.space = space if space is not None else (ROPE if rope is not None else RAW)
-        _check_space(self.space, rope, pairs, iterations, sample_per_centroid)
+        check_space(self.space, rope, pairs, iterations, sample_per_centroid)
         m = m if m is not None else (1 if self.space == ROPE else 2)
         bits = bits if bits is not None else (8 if self.space == ROPE else 6)
         self.layout = Layout.of(head_dim, m, bits, pairs, rope)
+        self.trainer = checked_trainer(trainer)
+        self.weighting = checked_weighting(weighting)
         self.iterations, self.sample_per_centroid, self.seed = iterations, sample_per_centroid, seed
-        self._coder = Coder(self.layout, rope if self.space == ROPE else None)
+        self.scan_pairs = checked_scan_pairs(scan_pairs, self.space, m, head_dim)
+        self._coder = Coder(self.layout, rope if self.space == ROPE else None, self.scan_pairs)
         self._codebook = codebook.checked(n_kv_heads, self.layout) if codebook is not None else None
         self._owns_codebook = False
         self._runs = Runs()
-        self._codes = self._room(0)
+        self._codes = self._no_codes()
 
     @property
     def n_rows(self) -> int:
@@ -96,18 +109,18 @@ class PQIndex(ScannedIndex):
     @property
     def code_bytes_per_key(self) -> float:
         """Bytes of codes that one key of one KV head takes."""
-        return float(self.layout.bytes_per_key)
+        return self._codes.bytes_per_key
 
     @property
     def nbytes(self) -> int:
         """Bytes held: codes, allocated room included, and the codebook if this index trained it."""
         own = self._codebook.nbytes if self._codebook is not None and self._owns_codebook else 0
-        return int(self._codes.nbytes) + own
+        return self._codes.nbytes + own
 
     @property
     def codes(self) -> npt.NDArray[Any]:
-        """Words of the rows covered, uint8 or uint16 [n_kv_heads, n_rows, n_words]; a read-only view."""
-        view = self._codes[:, : self.n_rows]
+        """Words of the rows covered, uint8 or uint16 [n_kv_heads, n_rows, n_words]; read-only, a copy where packed."""
+        view = self._codes.words(self.n_rows).view()
         view.flags.writeable = False
         return view
 
@@ -116,26 +129,36 @@ class PQIndex(ScannedIndex):
         """RoPE positions of the rows covered, int64 [n_rows]."""
         return self._runs.at(np.arange(self.n_rows))
 
-    def train(self, keys: FloatArray, positions: IntArray | None = None, *, warm: bool = False) -> None:
+    def train(
+        self,
+        keys: FloatArray,
+        positions: IntArray | None = None,
+        *,
+        warm: bool = False,
+        moments: npt.NDArray[np.float64] | None = None,
+    ) -> None:
         """Learn the codebook from keys as stored, float32 [n_kv_heads, n, head_dim]; see `Index.train`.
 
-        With `warm`, K-Means starts from the present codebook. Fewer rows than centroids give fewer centroids.
+        With `warm`, K-Means starts from the present codebook, in its metric. `moments` are those of queries (see
+        `query_moments`), used by weighting="queries". Fewer rows than centroids give fewer centroids.
         O(iterations * min(n, sample_per_centroid * k) * k * head_dim) a KV head.
         """
         keys = checked_float(keys, self.n_kv_heads, self.head_dim, "keys")
         if keys.shape[1] == 0:
             raise ValueError("training needs at least one row")
         positions = checked_positions(positions, keys.shape[1], 0)
+        weighting = self.codebook.weighting if warm else self._weighting_of(moments)
         centroids = self._coder.train(
-            keys,
+            _weighted(keys, weighting),
             positions,
             iterations=self.iterations,
             sample_per_centroid=self.sample_per_centroid,
             seed=self.seed,
             start=self.codebook if warm else None,
+            trainer=self.trainer,
         )
-        self._codebook, self._owns_codebook = Codebook(centroids), True
-        self._runs, self._codes = Runs(), self._room(0)
+        self._codebook, self._owns_codebook = Codebook(centroids, weighting), True
+        self._runs, self._codes = Runs(), self._no_codes()
 
     def add(self, keys: FloatArray, positions: IntArray | None = None) -> None:
         """Code the keys with their nearest centroids and append them as rows; see `Index.add`.
@@ -145,7 +168,7 @@ class PQIndex(ScannedIndex):
         codebook = self.codebook
         keys = checked_float(keys, self.n_kv_heads, self.head_dim, "keys")
         positions = checked_positions(positions, keys.shape[1], self.stop_row)
-        self._append(self._coder.encode(keys, positions, codebook), positions)
+        self._append(self._coder.encode(_weighted(keys, codebook.weighting), positions, codebook), positions)
 
     def add_codes(self, codes: npt.NDArray[Any], positions: IntArray | None = None) -> None:
         """Append rows whose words are known, [n_kv_heads, n, n_words]: another index's `codes`, or those of a file.
@@ -174,7 +197,7 @@ class PQIndex(ScannedIndex):
         twin = object.__new__(PQIndex)
         twin.__dict__.update(self.__dict__)
         twin._runs = self._runs.clone()
-        twin._codes = self._codes[:, : self.n_rows].copy()
+        twin._codes = self._codes.copy(self.n_rows)
         return twin
 
     def decode(self, head: int, rows: IntArray) -> FloatArray:
@@ -184,56 +207,74 @@ class PQIndex(ScannedIndex):
             raise InvalidQueryError(
                 f"head must be below {self.n_kv_heads}, rows in [{self.first_row}, {self.stop_row})"
             )
-        return self._coder.decode(self._codes[head, offsets], self._runs.at(offsets), self.codebook, head)
+        codebook = self.codebook
+        keys = self._coder.decode(self._codes.at(head, offsets), self._runs.at(offsets), codebook, head)
+        return keys if codebook.weighting is None else codebook.weighting.stored(keys, head)
 
     def errors(self, keys: FloatArray, rows: IntArray, *, held_out: bool = False) -> FloatArray:
         """Return |key - decoded|^2 of covered rows: keys [n_kv_heads, n, head_dim] of row ids int64 [n] -> [.., n].
 
-        In the space that is coded, RoPE undone. `held_out` says what it would be without these rows in the training,
-        for an index that covers the rows it was trained on (see `held_out_errors`); O(n_rows + n * k * head_dim).
+        In the space that is coded, RoPE undone and weighted. `held_out` says what it would be without these rows in
+        the training, for an index that covers the rows it was trained on (see `held_out_errors`);
+        O(n_rows + n * k * head_dim).
         """
         offsets = np.asarray(rows, np.int64) - self.first_row
         codebook = self.codebook
-        parts = self._coder.arranged(keys, self._runs.at(offsets))
-        own = self._coder.unpack(self._codes[:, offsets])
+        parts = self._coder.arranged(_weighted(keys, codebook.weighting), self._runs.at(offsets))
+        own = self._coder.unpack(self._codes.at(slice(None), offsets))
         heads = np.arange(self.n_kv_heads)
         out = np.empty((self.n_kv_heads, len(offsets)), np.float32)
         if not held_out:
             decoded = codebook.laid[heads[:, None, None], np.arange(self.layout.m), :, own]
             np.square(parts - decoded).sum(axis=(2, 3), out=out)
             return out
+        codes = self.codes
         for h in heads:
-            everyone = self._coder.unpack(self.codes[h])
+            everyone = self._coder.unpack(codes[h])
             counts = np.array([np.bincount(column, minlength=codebook.k) for column in everyone.T])
             out[h] = held_out_errors(parts[h], own[h], counts, codebook.laid[h, ..., : codebook.k])
         return out
 
     def describe(self) -> dict[str, Any]:
         """Return what `explain` prints of this index."""
-        settings = {"m": self.layout.m, "bits": self.layout.bits, "space": self.space}
+        settings: dict[str, Any] = {"m": self.layout.m, "bits": self.layout.bits, "space": self.space}
+        if 2 * self.scan_pairs < self.head_dim:
+            settings["scan_pairs"] = self.scan_pairs
+        if self.weighting is not None:
+            seen = self.trained and self.codebook.weighting is not None
+            settings["weighting"] = self.weighting if seen else "none, no queries seen"
         return {**super().describe(), **settings, "pairs": self.layout.paired, "trained": self.trained}
 
     def _score_ns(self, group: int) -> float:
         return self._coder.score_ns(group)
 
     def _scan(self, q: FloatArray, view: RowView | None, start: int, stop: int, out: FloatArray) -> None:
-        first = self.first_row
-        self._coder.scan(self._codes, self._runs, self.codebook, start - first, stop - first, q, out)
+        first, codebook = self.first_row, self.codebook
+        if codebook.weighting is not None:
+            q = codebook.weighting.queries(q)
+        self._coder.scan(self._codes.array, self._runs, codebook, start - first, stop - first, q, out, self._workspace)
+
+    def _weighting_of(self, moments: npt.NDArray[np.float64] | None) -> Weighting | None:
+        if self.weighting is None or moments is None:
+            return None
+        if self.space == RAW:
+            found = Weighting.full(moments)
+        else:
+            first, second = np.split(self.layout.order_array.reshape(self.layout.m, -1), 2, axis=1)
+            found = Weighting.of_pairs(moments, first.ravel(), second.ravel())
+        return found.checked(self.n_kv_heads, self.head_dim)
 
     def _append(self, codes: npt.NDArray[Any], positions: IntArray) -> None:
-        start, n = self.n_rows, codes.shape[1]
-        if start + n > self._codes.shape[1]:
-            grown = self._room(max(start + n, 2 * self._codes.shape[1]))
-            grown[:, :start] = self._codes[:, :start]
-            self._codes = grown
-        self._codes[:, start : start + n] = codes
+        self._codes.write(self.n_rows, codes)
         self._runs.append(positions)
 
-    def _room(self, n_rows: int) -> npt.NDArray[Any]:
-        return np.empty((self.n_kv_heads, n_rows, self.layout.n_words), self.layout.word_dtype)
+    def _no_codes(self) -> CodeRows:
+        """Packed where a scan reads words in bulk; before RoPE it reads a key's codes at a time."""
+        packed = self.space == RAW and self.layout.packable
+        return (PackedRows if packed else CodeRows)(self.n_kv_heads, self.layout)
 
     def _check(self) -> None:
-        assert self._codes.shape[1] >= self.n_rows
+        assert self._codes.room_rows >= self.n_rows
         assert self.trained or self.n_rows == 0
         offsets = self._runs.offsets
         assert (np.diff(offsets) > 0).all()
@@ -247,10 +288,5 @@ class PQIndex(ScannedIndex):
         self._coder.check_codes(self.codes, self.codebook)
 
 
-def _check_space(space: str, rope: RopeSpec | None, pairs: bool, iterations: int, sample: int) -> None:
-    if space not in (RAW, ROPE):
-        raise ConfigError(f"space must be 'raw' or 'rope', not {space!r}")
-    if space == ROPE and (rope is None or not pairs):
-        raise ConfigError("space='rope' needs rope=RopeSpec(...) and pairs=True; or use space='raw'")
-    if iterations < 1 or sample < 1:
-        raise ConfigError(f"iterations and sample_per_centroid must be at least 1, not {iterations}, {sample}")
+def _weighted(keys: FloatArray, weighting: Weighting | None) -> FloatArray:
+    return keys if weighting is None else weighting.keys(keys)

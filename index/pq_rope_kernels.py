@@ -4,6 +4,8 @@ With pairs as complex numbers the score of a key with code c at position t is
 sum over pairs i of Re(conj(q_i) c_i exp(1j angle_i t)). In a block of 64 positions, t = 64 u + v, the part
 exp(1j angle_i 64 u) is folded into the query; what is left, exp(1j angle_i v), is a small table. The centroid is
 turned by it once and meets all query heads of the group.
+
+Tables and centroids may hold fewer pairs than the keys have, each KV head's own choice (`scan_subset`).
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from numba import prange
 from kvstore.index.chunks import chunk_bounds, count_chunks
 from kvstore.index.jit import jit
 from kvstore.index.phases import BLOCK, block_phase, super_phase
-from kvstore.index.turned_dot import ROWS, turned_dot
+from kvstore.index.turned_dot import ROWS, turned_dot, turned_dot_of_bytes
 
 ITEM = 4  # bytes of a float32
 
@@ -28,10 +30,10 @@ def rope_scan(n_pairs: int, m: int, width: int, bits: int, per_word: int) -> Any
 
     n_pairs: RoPE pairs a sub-space; width: query heads at a time.
     `scan(codes, centroids, order, offsets, positions, angles, coarse, fine, start, stop, q, out)`: codes
-    [n_kv_heads, >= stop, n_words]; centroids float32 [n_kv_heads, m, k, 2 n_pairs]; order int64 [head_dim];
-    offsets, positions: of `Runs`; angles, coarse and fine: `angles`, `coarse` and `scan` of `RopeTables`;
-    start, stop: offsets into codes; q float32 [n_kv_heads, group >= width, head_dim];
-    out float32 [n_kv_heads, >= group, >= stop - start].
+    [n_kv_heads, >= stop, n_words]; centroids float32 [n_kv_heads, m, k, 2 n_pairs]; order int64 [lines,
+    2 m n_pairs]; offsets, positions: of `Runs`; angles, coarse and fine: `angles`, `coarse` and `scan` of
+    `RopeTables`, [lines, ...]; start, stop: offsets into codes; q float32 [n_kv_heads, group >= width, head_dim];
+    out float32 [n_kv_heads, >= group, >= stop - start]. `lines` is n_kv_heads, or 1 where all heads share them.
     """
     scan_run = _run_scanner(n_pairs, m, width, bits, per_word)
 
@@ -41,6 +43,7 @@ def rope_scan(n_pairs: int, m: int, width: int, bits: int, per_word: int) -> Any
         n_runs = offsets.shape[0]
         for task in prange(q.shape[0] * n_chunks):
             h, chunk = divmod(np.int64(task), n_chunks)  # prange counts in uint64
+            own = h if order.shape[0] > 1 else 0
             low, high = chunk_bounds(stop - start, n_chunks, chunk)
             row, high = start + low, start + high
             run = run_of(offsets, row)
@@ -48,22 +51,29 @@ def rope_scan(n_pairs: int, m: int, width: int, bits: int, per_word: int) -> Any
                 end = min(high, offsets[run + 1]) if run + 1 < n_runs else high
                 position = positions[run] + row - offsets[run]
                 part = out[h, :, row - start : end - start]
-                scan_run(codes[h, row:end], centroids[h], order, position, angles, coarse, fine, q[h], part)
+                scan_run(
+                    codes[h, row:end], centroids[h], order[own], position, angles[own], coarse[own], fine[own], q[h],
+                    part,
+                )  # fmt: skip
                 row, run = end, run + 1
 
     return scan
 
 
 def _run_scanner(n_pairs: int, m: int, width: int, bits: int, per_word: int) -> Any:
-    """Return the kernel for rows of one KV head at consecutive positions, block by block."""
+    """Return the kernel for rows of one KV head at consecutive positions, block by block.
+
+    Nothing is sliced inside the loop: a slice costs as much as a few rows.
+    """
     pairs = m * n_pairs
     score_block = _block_scorer(n_pairs, m, width, bits, per_word)
+    fold = _folder(pairs)
 
     @jit
     def scan_run(codes, centroids, order, position, angles, coarse, fine, q, out):  # type: ignore[no-untyped-def]
         group, n = q.shape[0], codes.shape[0]
         large, small = np.empty((2, pairs)), np.empty((2, pairs), np.float32)
-        query, folded = np.empty((2, group, pairs), np.float32), np.empty((group, 2 * pairs), np.float32)
+        query, folded = np.empty((2, group, pairs), np.float32), np.empty((group, 2, pairs), np.float32)
         parts, spare = np.empty(ROWS * m, np.int64), np.empty((width, ROWS), np.float32)
         _arrange_query(q, order, n_pairs, query[0], query[1])
         row = np.int64(0)
@@ -73,12 +83,10 @@ def _run_scanner(n_pairs: int, m: int, width: int, bits: int, per_word: int) -> 
             if row == 0 or block % BLOCK == 0:
                 super_phase(block, angles, large)
             block_phase(block, large, coarse, small)
-            for g in range(group):
-                _fold(query[0, g], query[1, g], small[0], small[1], folded[g, :pairs], folded[g, pairs:])
+            fold(query, small, folded)
             stop = min(n, row + BLOCK - v)
             for g in range(0, group, width):
-                first = min(g, group - width)
-                score_block(codes, row, stop, v, centroids, fine, folded[first:], parts, spare, out[first:])
+                score_block(codes, row, stop, v, centroids, fine, folded, min(g, group - width), parts, spare, out)
             row = stop
 
     return scan_run
@@ -107,38 +115,78 @@ def run_of(offsets: Any, row: Any) -> Any:
     return low
 
 
-@jit
-def _fold(x: Any, y: Any, c: Any, s: Any, real: Any, imaginary: Any) -> Any:
-    """Turn a query back by a block's phase: all float32 [pairs]; the last two are out."""
-    for p in range(x.shape[0]):
-        real[p] = x[p] * c[p] + y[p] * s[p]
-        imaginary[p] = y[p] * c[p] - x[p] * s[p]
+def _folder(pairs: int) -> Any:
+    """Return the kernel that turns queries [2, group, pairs] back by a block's phase [2, pairs]: all float32.
+
+    folded [group, 2, pairs]. The number of pairs is fixed: loops this short cost more to set up than to run.
+    """
+
+    @jit
+    def fold(query, phase, folded):  # type: ignore[no-untyped-def]
+        for g in range(query.shape[1]):
+            for p in range(pairs):
+                x, y, c, s = query[0, g, p], query[1, g, p], phase[0, p], phase[1, p]
+                folded[g, 0, p] = x * c + y * s
+                folded[g, 1, p] = y * c - x * s
+
+    return fold
 
 
 def _block_scorer(n_pairs: int, m: int, width: int, bits: int, per_word: int) -> Any:
-    """Return the kernel for rows [row, stop) of one block, the first at v in it, and `width` query heads."""
-    mask = (1 << bits) - 1
+    """Return the kernel for rows [row, stop) of one block, the first at v in it, and query heads [g, g + width)."""
     pairs = m * n_pairs
     dot = turned_dot(n_pairs, m, width)
+    find_parts = _part_finder(n_pairs, m, bits, per_word)
+    score_bytes = _byte_scorer(n_pairs, m, width)
+    one_byte = bits == 8 and per_word == 1
 
     @jit
-    def score_block(codes, row, stop, v, centroids, fine, query, parts, spare, out):  # type: ignore[no-untyped-def]
-        base, k = centroids.ctypes.data, centroids.shape[1]
-        cosines, sines = fine[0].ctypes.data, fine[1].ctypes.data
-        for t in range(row, stop, ROWS):
-            for r in range(ROWS):
-                line = codes[min(t + r, stop - 1)]
-                for j in range(m):
-                    code = (np.int64(line[j // per_word]) >> (bits * (j % per_word))) & mask
-                    parts[r * m + j] = base + (j * k + code) * (2 * n_pairs * ITEM)
+    def score_block(codes, row, stop, v, centroids, fine, query, g, parts, spare, out):  # type: ignore[no-untyped-def]
+        cosines, sines = fine.ctypes.data, fine.ctypes.data + fine.strides[0]
+        queries = query.ctypes.data + g * query.strides[0]
+        start = row
+        if one_byte:
+            start = score_bytes(codes, row, stop, v, centroids, cosines, sines, queries, g, out)
+        for t in range(start, stop, ROWS):
+            find_parts(codes, t, stop, centroids, parts)
             turn = (v + t - row) * pairs * ITEM
-            if t + ROWS <= stop:
-                place = out.ctypes.data + t * ITEM
-                dot(parts.ctypes.data, cosines + turn, sines + turn, query.ctypes.data, place, out.strides[0])
-            else:
-                dot(parts.ctypes.data, cosines + turn, sines + turn, query.ctypes.data, spare.ctypes.data, ROWS * ITEM)
-                for g in range(width):
-                    for r in range(stop - t):
-                        out[g, t + r] = spare[g, r]
+            dot(parts.ctypes.data, cosines + turn, sines + turn, queries, spare.ctypes.data, ROWS * ITEM)
+            for i in range(width):
+                for r in range(min(ROWS, stop - t)):
+                    out[g + i, t + r] = spare[i, r]
 
     return score_block
+
+
+def _byte_scorer(n_pairs: int, m: int, width: int) -> Any:
+    """Return the kernel for rows whose codes are a byte each: whole fours of [row, stop); it returns where it ended."""
+    dot = turned_dot_of_bytes(n_pairs, m, width)
+    pairs = m * n_pairs
+
+    @jit
+    def score_bytes(codes, row, stop, v, centroids, cosines, sines, queries, g, out):  # type: ignore[no-untyped-def]
+        base, k, turn = centroids.ctypes.data, centroids.shape[1], (v - row) * pairs * ITEM
+        words, place = codes.ctypes.data, out.ctypes.data + g * out.strides[0]
+        last = row + (stop - row) // ROWS * ROWS
+        for t in range(row, last, ROWS):
+            at = turn + t * pairs * ITEM
+            dot(words + t * m, base, k, cosines + at, sines + at, queries, place + t * ITEM, out.strides[0])
+        return last
+
+    return score_bytes
+
+
+def _part_finder(n_pairs: int, m: int, bits: int, per_word: int) -> Any:
+    """Return the kernel that writes where the centroids of rows [t, t + 4) lie; beyond `stop` those of the last."""
+    mask = (1 << bits) - 1
+
+    @jit
+    def find_parts(codes, t, stop, centroids, parts):  # type: ignore[no-untyped-def]
+        base, k = centroids.ctypes.data, centroids.shape[1]
+        for r in range(ROWS):
+            line = codes[min(t + r, stop - 1)]
+            for j in range(m):
+                code = (np.int64(line[j // per_word]) >> (bits * (j % per_word))) & mask
+                parts[r * m + j] = base + (j * k + code) * (2 * n_pairs * ITEM)
+
+    return find_parts

@@ -61,6 +61,7 @@ def _factor(turned: Any) -> Any:
 
 @jit
 def _pack_signs(turned: Any, line: Any) -> Any:
+    """Write one bit a dimension, set where it is above 0: float32 [head_dim] to uint8 [ceil(head_dim / 8)]."""
     for j in range(line.shape[0]):
         byte = 0
         for i in range(8 * j, min(8 * j + 8, turned.shape[0])):
@@ -107,6 +108,7 @@ def _fill_tables(turned_q: Any, tables: Any) -> Any:
 
 @jit
 def _look_up(codes: Any, factors: Any, tables: Any, offset: Any, start: Any, low: Any, high: Any, out: Any) -> Any:
+    """Score rows start + [low, high) of one KV head and query head to out[low:high], float32; codes [n, n_bytes]."""
     n_bytes = codes.shape[1]
     whole = n_bytes - n_bytes % 4
     for t in range(low, high):

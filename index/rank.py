@@ -9,7 +9,7 @@ from numba import prange
 
 from kvstore.index.fast_exp import fast_exp
 from kvstore.index.jit import jit
-from kvstore.index.reduce import SUM_SOFTMAX, reduce_group
+from kvstore.index.reduce import SUM_SOFTMAX, reduce_group_into
 from kvstore.index.select import select_top_k
 
 
@@ -37,14 +37,15 @@ def _rank_head(
     scores: Any, scale: Any, reduction: Any, k: Any, first_row: Any, places: Any, values: Any,
     rows: Any, picked: Any, log_norm: Any,
 ) -> Any:  # fmt: skip
+    """`rank_heads` for one KV head: scores float32 [group, n], values float32 [n], scratch as places are."""
     if scores.shape[0] == 1 and reduction == SUM_SOFTMAX:
         # Softmax keeps the order: choose by the score, which cannot underflow.
         select_top_k(scores[0], k, places, values, rows, picked)
-        reduce_group(scores, scale, reduction, log_norm)
+        reduce_group_into(scores, scale, reduction, values, log_norm)
         for i in range(k):
             picked[i] = fast_exp(scale * picked[i] - log_norm[0])
     else:
-        reduce_group(scores, scale, reduction, log_norm)
+        reduce_group_into(scores, scale, reduction, values, log_norm)
         select_top_k(scores[0], k, places, values, rows, picked)
     for i in range(k):
         rows[i] += first_row

@@ -28,16 +28,22 @@ def reduce_group(scores: Any, scale: Any, reduction: Any, log_norm: Any) -> Any:
     scale * score (PQCache, arXiv 2407.12820, section 3.2); `MAX` and `MEAN` reduce the scores themselves.
     One exp a score. In place, through one name an array: seen through two, a loop does not vectorise.
     """
+    spare = np.empty(0 if reduction == SUM_SOFTMAX else scores.shape[1], np.float32)
+    reduce_group_into(scores, scale, reduction, spare, log_norm)
+
+
+@jit
+def reduce_group_into(scores: Any, scale: Any, reduction: Any, spare: Any, log_norm: Any) -> Any:
+    """`reduce_group` with scratch of the caller's, float32 [>= n], untouched by `SUM_SOFTMAX`; it may follow scores."""
     group, n = scores.shape
     factors = np.full(group, np.float32(1.0 / group))
-    spare = np.empty(0 if reduction == SUM_SOFTMAX else n, np.float32)
     for g in range(group):
         line = scores[g]
         top = maximum(line)
         if reduction != SUM_SOFTMAX:
             for i in range(n):  # a copy by slices would compile Numba's text of shape errors, for seconds
                 spare[i] = line[i]
-            line = spare
+            line = spare[:n]
         total = _exponentials(line, scale, top)
         log_norm[g] = scale * top + np.float32(np.log(total))
         if reduction == SUM_SOFTMAX:

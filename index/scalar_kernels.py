@@ -64,6 +64,7 @@ def _chunk_scorer(bits: int) -> Any:
 
     @jit
     def score_chunk(codes, weights, offsets, start, low, high, out):  # type: ignore[no-untyped-def]
+        """codes uint8 [n, n_bytes], weights float32 [group, n_codes], offsets float32 [group]; out[:, low:high]."""
         n_bytes, n_codes = codes.shape[1], weights.shape[1]
         tile = np.empty((_TILE_ROWS, n_codes), np.float32)
         for first in range(low, high, _TILE_ROWS):

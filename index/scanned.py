@@ -6,6 +6,7 @@ from abc import abstractmethod
 
 import numpy as np
 
+from kvstore.errors import SchemaMismatchError
 from kvstore.index.base import Candidates, FloatArray, Index
 from kvstore.index.checks import checked_float, checked_range, checked_search
 from kvstore.index.rank import rank_heads
@@ -47,10 +48,11 @@ class ScannedIndex(Index):
         reduce: str = "sum_softmax",
         start: int | None = None,
         stop: int | None = None,
+        out: Candidates | None = None,
     ) -> Candidates:
         """Return the k rows of each KV head with the largest group scores; see `Index.search`.
 
-        Raises `SchemaMismatchError` or `NonFiniteError` for a wrong q, `InvalidQueryError` for k, scale,
+        Raises `SchemaMismatchError` or `NonFiniteError` for a wrong q or out, `InvalidQueryError` for k, scale,
         reduce or a range out of bounds.
         """
         reduction = checked_search(k, scale, reduce)
@@ -58,18 +60,21 @@ class ScannedIndex(Index):
         low, high = checked_range(start, stop, self.first_row, self.stop_row)
         heads, group, _ = q.shape
         k = min(k, high - low)
-        rows = np.empty((heads, k), np.int64)
-        picked = np.empty((heads, k), np.float32)
-        log_norm = np.full((heads, group), -np.inf, np.float32)
-        if k > 0:
+        found = Candidates.room(heads, group, k) if out is None else _checked_room(out, heads, group, k)
+        if k == 0:
+            found.log_norm.fill(-np.inf)
+        else:
             scores, places = self._workspace.take(heads, group, high - low)
             before = begin_work((self._score_ns(group) + _RANK_NS * group) * heads * (high - low))
             try:
                 self._scan(q, view, low, high, scores)
-                run_parallel(rank_heads, scores, float(scale), reduction, k, low, places, rows, picked, log_norm)
+                run_parallel(
+                    rank_heads, scores, float(scale), reduction, k, low, places, found.rows, found.scores,
+                    found.log_norm,
+                )  # fmt: skip
             finally:
                 end_work(before)
-        return Candidates(rows, picked, log_norm)
+        return found
 
     def _checked_query(self, q: FloatArray) -> FloatArray:
         q = checked_float(q, self.n_kv_heads, self.head_dim, "queries")
@@ -84,3 +89,18 @@ class ScannedIndex(Index):
     @abstractmethod
     def _scan(self, q: FloatArray, view: RowView | None, start: int, stop: int, out: FloatArray) -> None:
         """Write the scores of rows [start, stop), start < stop, to out [n_kv_heads, >= group, >= stop - start]."""
+
+
+def _checked_room(out: Candidates, heads: int, group: int, k: int) -> Candidates:
+    """Return the caller's arrays, or raise `SchemaMismatchError` unless an answer fits them exactly."""
+    for name, array, shape, dtype in (
+        ("rows", out.rows, (heads, k), np.int64),
+        ("scores", out.scores, (heads, k), np.float32),
+        ("log_norm", out.log_norm, (heads, group), np.float32),
+    ):
+        if array.shape != shape or array.dtype != dtype or not (array.flags.c_contiguous and array.flags.writeable):
+            raise SchemaMismatchError(
+                f"out.{name} must be a writable C-order {np.dtype(dtype)} {list(shape)}, not {array.dtype} "
+                f"{list(array.shape)}; see Candidates.room"
+            )
+    return out

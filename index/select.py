@@ -96,6 +96,7 @@ def _pivot(values: Any, low: Any, high: Any) -> Any:
 
 @jit
 def _median(a: Any, b: Any, c: Any) -> Any:
+    """Middle one of three float32."""
     return max(min(a, b), min(max(a, b), c))
 
 

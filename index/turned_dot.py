@@ -11,6 +11,7 @@ from numba.core import types
 from kvstore.index.loads import intrinsic
 from kvstore.index.vectors import (
     FLOAT,
+    I8,
     I64,
     host_lanes,
     join,
@@ -35,30 +36,62 @@ def turned_dot(n_pairs: int, m: int, width: int) -> Any:
     out: line g, `stride_bytes` after line g - 1, gets 4 numbers: the sum over pairs of
     Re(conj(q_i) c_i (cos_i + 1j sin_i)).
     """
-    lanes = host_lanes()
-    pairs = m * n_pairs
 
     @intrinsic
     def dot(typing_context: Any, parts: Any, cosines: Any, sines: Any, query: Any, out: Any, stride: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            parts, cosines, sines, query, out, stride = arguments
-            sums = [[ir.Constant(vector(lanes), [0.0] * lanes) for _ in range(ROWS)] for _ in range(width)]
-            rows = [_part_pointers(builder, parts, r, m) for r in range(ROWS)]
-            for low in range(0, pairs, lanes):
-                span = (low, min(lanes, pairs - low), lanes)
-                heads = [[_load(builder, query, (2 * g + half) * pairs, span) for half in (0, 1)] for g in range(width)]
-                for r in range(ROWS):
-                    c, s = _load(builder, cosines, r * pairs, span), _load(builder, sines, r * pairs, span)
-                    x, y = (_gather(builder, rows[r], n_pairs, half * n_pairs, span) for half in (0, 1))
-                    real, imaginary = _turn(builder, x, y, c, s)
-                    for g, (a, b) in enumerate(heads):
-                        sums[g][r] = multiply_add(builder, b, imaginary, multiply_add(builder, a, real, sums[g][r]))
-            _store_sums(builder, sums, out, stride, lanes)
+            parts, *rest = arguments
+            rows = [_listed_pointers(builder, parts, r, m) for r in range(ROWS)]
+            _score_rows(builder, rows, (n_pairs, m, width), *rest)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 6), generate
 
     return dot
+
+
+@functools.cache
+def turned_dot_of_bytes(n_pairs: int, m: int, width: int) -> Any:
+    """Return the intrinsic of `turned_dot` for rows whose codes are a byte each, which spares the list of addresses.
+
+    `dot(codes, centroids, k, cosines, sines, query, out, stride_bytes)`: codes: address of uint8 [4, m]; centroids:
+    address of float32 [m, k, 2 * n_pairs]; k: an int64; the rest as in `turned_dot`.
+    """
+
+    @intrinsic
+    def dot(
+        typing_context: Any, codes: Any, centroids: Any, k: Any, cosines: Any, sines: Any, query: Any, out: Any,
+        stride: Any,
+    ) -> Any:  # fmt: skip
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            codes, centroids, k, *rest = arguments
+            rows = [_coded_pointers(builder, codes, centroids, k, (r, m, n_pairs)) for r in range(ROWS)]
+            _score_rows(builder, rows, (n_pairs, m, width), *rest)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 8), generate
+
+    return dot
+
+
+def _score_rows(
+    builder: Any, rows: list[list[Any]], sizes: tuple[int, int, int], cosines: Any, sines: Any, query: Any, out: Any,
+    stride: Any,
+) -> None:  # fmt: skip
+    """Score 4 rows; rows[r][j] points to the centroid of row r in sub-space j."""
+    n_pairs, m, width = sizes
+    lanes, pairs = host_lanes(), m * n_pairs
+    sums = [[ir.Constant(vector(lanes), [0.0] * lanes) for _ in range(ROWS)] for _ in range(width)]
+    for low in range(0, pairs, lanes):
+        span = (low, min(lanes, pairs - low), lanes)
+        heads = [[_load(builder, query, (2 * g + half) * pairs, span) for half in (0, 1)] for g in range(width)]
+        for r in range(ROWS):
+            c, s = _load(builder, cosines, r * pairs, span), _load(builder, sines, r * pairs, span)
+            x, y = (_gather(builder, rows[r], n_pairs, half * n_pairs, span) for half in (0, 1))
+            real, imaginary = _turn(builder, x, y, c, s)
+            for g, (a, b) in enumerate(heads):
+                sums[g][r] = multiply_add(builder, b, imaginary, multiply_add(builder, a, real, sums[g][r]))
+    _store_sums(builder, sums, out, stride, lanes)
 
 
 def _turn(builder: Any, x: Any, y: Any, c: Any, s: Any) -> tuple[Any, Any]:
@@ -76,11 +109,24 @@ def _store_sums(builder: Any, sums: list[list[Any]], out: Any, stride: Any, lane
         builder.store(sum_four(builder, four, lanes), pointer, align=4)
 
 
-def _part_pointers(builder: Any, parts: Any, row: int, m: int) -> list[Any]:
+def _listed_pointers(builder: Any, parts: Any, row: int, m: int) -> list[Any]:
     """Load the addresses of a row's centroids."""
     table = builder.inttoptr(parts, I64.as_pointer())
     places = [builder.load(builder.gep(table, [ir.Constant(I64, row * m + j)])) for j in range(m)]
     return [builder.inttoptr(place, FLOAT.as_pointer()) for place in places]
+
+
+def _coded_pointers(builder: Any, codes: Any, centroids: Any, k: Any, place: tuple[int, int, int]) -> list[Any]:
+    """Compute the addresses of a row's centroids from its codes; place = (row, m, n_pairs)."""
+    row, m, n_pairs = place
+    table = builder.inttoptr(codes, I8.as_pointer())
+    base = builder.inttoptr(centroids, FLOAT.as_pointer())
+    found = []
+    for j in range(m):
+        code = builder.zext(builder.load(builder.gep(table, [ir.Constant(I64, row * m + j)])), I64)
+        line = builder.add(code, builder.mul(k, ir.Constant(I64, j)))
+        found.append(builder.gep(base, [builder.mul(line, ir.Constant(I64, 2 * n_pairs))]))
+    return found
 
 
 def _load(builder: Any, address: Any, offset: int, span: tuple[int, int, int]) -> Any:

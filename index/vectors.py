@@ -10,7 +10,7 @@ from typing import Any
 
 from llvmlite import ir
 
-I32, I64, FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
+I8, I32, I64, FLOAT = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
 
 
 def host_lanes() -> int:

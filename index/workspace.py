@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
 import threading
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from kvstore.index.aligned import empty_aligned
 
 
 class Workspace(threading.local):
@@ -20,6 +23,7 @@ class Workspace(threading.local):
     def __init__(self) -> None:
         self._scores = np.empty(0, np.float32)
         self._places = np.empty(0, np.int32)
+        self._named: dict[str, npt.NDArray[Any]] = {}
 
     def take(self, n_heads: int, group: int, n: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Return uninitialised scores, float32 [n_heads, group + 1, n], and places, int32 [n_heads, n + 1].
@@ -36,10 +40,18 @@ class Workspace(threading.local):
         scores = self._scores[:n_scores].reshape(n_heads, group + 1, n)
         return scores, self._places[:n_places].reshape(n_heads, n + 1)
 
+    def buffer(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Return an uninitialised array, C-order, from a cache line on; what was taken under this name may change."""
+        size = math.prod(shape)
+        kept = self._named.get(name)
+        if kept is None or kept.size < size or kept.dtype != dtype:
+            kept = self._named[name] = empty_aligned((size + size // 4,), dtype)
+        return kept[:size].reshape(shape)
+
     @property
     def nbytes(self) -> int:
         """Bytes held for the calling thread."""
-        return int(self._scores.nbytes + self._places.nbytes)
+        return int(self._scores.nbytes + self._places.nbytes + sum(array.nbytes for array in self._named.values()))
 
 
 @functools.cache

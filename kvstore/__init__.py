@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvstore.config import IndexConfig, StoreConfig
     from kvstore.errors import (
+        BlockNotFoundError,
         ConfigError,
         CorruptBlockError,
         CorruptStoreError,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "BlockNotFoundError",
     "ConfigError",
     "CorruptBlockError",
     "CorruptStoreError",

@@ -63,11 +63,17 @@ class Archive:
         return self._generation
 
     def save(
-        self, entry: CatalogEntry, saved: Saved, tables: Sequence[Table], indexes: Iterable[tuple[int, bytes, Any]]
+        self,
+        entry: CatalogEntry,
+        saved: Saved,
+        tables: Sequence[Table],
+        indexes: Iterable[tuple[int, bytes, Any]],
+        tokens: bytes | None,
     ) -> None:
         """Put a sequence on its way to the disk as it is now; `entry` lacks extents and indexes.
 
-        `indexes` are those to be written: (layer, bytes, their `IndexRef` without number of parts). Raises
+        `indexes` are those to be written: (layer, bytes, their `IndexRef` without number of parts); `tokens` those of
+        its rows, None where they are on disk already. Raises
         `SpillFullError` or another `StorageError`; what was saved before stays then.
         """
         generation = self.next_generation()
@@ -83,7 +89,7 @@ class Archive:
             refs[layer] = ref._replace(sequence=saved.sequence, generation=generation, n_parts=len(parts))
         extents = (*kept, *fresh)
         whole = entry._replace(layers=(extents,) * len(tables), indexes=tuple(refs))
-        self._replace(whole)
+        self._replace(whole, tokens)
         saved.extents, saved.indexes = extents, refs
         saved.n_rows = saved.valid_rows = entry.n_rows
 
@@ -103,7 +109,7 @@ class Archive:
                 table.truncate(0)
             raise
         extents = tuple(entry.layers[0])
-        return Saved(entry.sequence, entry.n_rows, entry.n_rows, extents, list(entry.indexes))
+        return Saved(entry.sequence, entry.n_rows, entry.n_rows, extents, indexes=list(entry.indexes))
 
     def load_index(self, ref: IndexRef, layer: int) -> bytes:
         """Return the bytes of a stored index; raises `BlockNotFoundError` where a part is missing."""
@@ -115,7 +121,7 @@ class Archive:
         entry = self.entries.get(name)
         if entry is not None:
             self._check_writable()
-            self.tier.write(deletes=[_entry_key(entry), *self._remove_entry(entry)])
+            self.tier.write(deletes=[_entry_key(entry), _tokens_key(entry), *self._remove_entry(entry)])
 
     def _held_extents(self, extents: Sequence[ExtentRef]) -> tuple[ExtentRef, ...]:
         """The first extents that some entry names: a fork may know others, whose sequence is gone by now."""
@@ -125,16 +131,23 @@ class Archive:
     def _holds_index(self, ref: IndexRef | None, layer: int) -> bool:
         return ref is not None and bool(self._holders[Kind.INDEX, ref.sequence, ref.generation, layer])
 
-    def _replace(self, entry: CatalogEntry) -> None:
+    def load_tokens(self, entry: CatalogEntry) -> bytes | None:
+        """Return the tokens stored with a sequence, None when there are none."""
+        record = self.tier.get_many([_tokens_key(entry)])[0]
+        return None if record is None else bytes(record.payload)
+
+    def _replace(self, entry: CatalogEntry, tokens: bytes | None) -> None:
         """Write an entry in place of the one with its name, in one batch with what that alone has named."""
         record = Record(_entry_key(entry), encode_entry(entry))
+        puts = [record] if tokens is None else [record, Record(_tokens_key(entry), tokens)]
         former = self.entries.get(entry.name)
         self._add_entry(entry)
         deletes = self._remove_entry(former) if former is not None else []
         if former is not None:
             self.entries[entry.name] = entry
-            deletes += [_entry_key(former)] if _entry_key(former) != record.key else []
-        self.tier.write(puts=[record], deletes=deletes)
+            if _entry_key(former) != record.key:
+                deletes += [_entry_key(former), _tokens_key(former)]
+        self.tier.write(puts=puts, deletes=deletes)
 
     def _write(self, records: Iterable[Record]) -> None:
         self._check_writable()
@@ -192,6 +205,10 @@ def _keys(refs: Iterable[Ref], entry: CatalogEntry) -> Iterator[RecordKey]:
 
 def _entry_key(entry: CatalogEntry) -> RecordKey:
     return RecordKey(Kind.CATALOG, entry.sequence, entry.generation)
+
+
+def _tokens_key(entry: CatalogEntry) -> RecordKey:
+    return RecordKey(Kind.LOG, entry.sequence, entry.generation)
 
 
 def _payload(tier: Tier, key: RecordKey) -> bytes:

@@ -13,7 +13,9 @@ from kvstore.errors import CorruptStoreError, ReadOnlyStoreError, StorageError
 from kvstore.index_state import VERSION, decode_index, encode_index
 from kvstore.saved import Saved
 from kvstore.sequence import Sequence
+from kvstore.storage.arrays import decode_arrays, encode_arrays
 from kvstore.storage.catalog import CatalogEntry, IndexRef
+from kvstore.tokens import Tokens
 
 if TYPE_CHECKING:
     from kvstore.store import KVStore
@@ -110,9 +112,29 @@ class Persistence:
         if entry.runs:
             seq._positions.offsets, seq._positions.positions = np.array(entry.runs, np.int64).T.copy()
         seq._positions.n_rows = entry.n_rows
+        seq._tokens, seq._owner = self._read_tokens(entry)
+        seq._saved.tokens = seq._tokens.version
         seq._saved.marks = [self._load_index(seq, layer, ref) for layer, ref in enumerate(entry.indexes)]
         seq._indexes.advance(seq._tables, seq._positions, seq._first_row)  # the rows that came after, or all
         return seq
+
+    def tokens_of(self, name: str) -> tuple[Tokens, str | None]:
+        """Return the tokens of a stored sequence and its owner, None for one with padding."""
+        entry = self._archive.entries[name]
+        tokens, owner = self._read_tokens(entry)
+        return tokens, owner if entry.first_row == 0 else None
+
+    def _read_tokens(self, entry: CatalogEntry) -> tuple[Tokens, str]:
+        data = self._archive.load_tokens(entry)
+        if data is None:
+            return Tokens(), ""
+        arrays, notes = decode_arrays(data)
+        ids, owner = arrays.get("tokens"), notes.get("owner")
+        if ids is None or ids.dtype != np.int64 or ids.ndim != 1 or len(ids) > entry.n_rows or type(owner) is not str:
+            raise CorruptStoreError(
+                f"the tokens of {entry.name!r} are damaged; drop the sequence, or restore the store"
+            )
+        return Tokens(ids), owner
 
     def close(self, sequences: Iterable[Sequence]) -> None:
         """Save everything and give the directory up, also where that raises."""
@@ -142,12 +164,14 @@ class Persistence:
             saved.indexes, saved.marks = [None] * len(seq._tables), [(0, 0)] * len(seq._tables)
         changed = list(self._changed_indexes(seq, final))
         budget, stored = self._plain_budget(seq), self._archive.entries.get(seq.name)
-        same_rows = saved.n_rows == saved.valid_rows == len(seq)
+        same_rows = saved.n_rows == saved.valid_rows == len(seq) and saved.tokens == seq._tokens.version
         if same_rows and not changed and stored is not None and stored.budget == budget:
             return
         runs = tuple(zip(seq._positions.offsets.tolist(), seq._positions.positions.tolist(), strict=True))
         entry = CatalogEntry(seq.name, saved.sequence, seq.generation, len(seq), seq.first_row, budget, runs, (), ())
-        self._archive.save(entry, saved, seq._tables, changed)
+        tokens = None if saved.tokens == seq._tokens.version else _encode_tokens(seq)
+        self._archive.save(entry, saved, seq._tables, changed, tokens)
+        saved.tokens = seq._tokens.version
         for layer, _, _ in changed:
             saved.marks[layer] = _mark(seq, layer)
 
@@ -188,6 +212,10 @@ class Persistence:
             for seq in self._store._sequences.values():
                 seq._saved = Saved(seq._saved.sequence)
             raise
+
+
+def _encode_tokens(seq: Sequence) -> bytes:
+    return encode_arrays({"tokens": seq.tokens}, {"owner": seq.owner})
 
 
 def _mark(seq: Sequence, layer: int) -> tuple[int, int]:

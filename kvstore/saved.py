@@ -19,6 +19,7 @@ class Saved:
         valid_rows: rows in the extents that are still those of the sequence; a truncate lowers it.
         extents: the same for every layer.
         indexes: a reference a layer; None where there is none, or where it is no longer right.
+        tokens: version of the tokens that were stored; -1: none.
         marks: what the index was when it was stored: (trainings done, rows covered) a layer.
     """
 
@@ -26,6 +27,7 @@ class Saved:
     n_rows: int = 0
     valid_rows: int = 0
     extents: tuple[ExtentRef, ...] = ()
+    tokens: int = -1
     indexes: list[IndexRef | None] = field(default_factory=list)
     marks: list[tuple[int, int]] = field(default_factory=list)
 

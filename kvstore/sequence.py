@@ -17,6 +17,7 @@ from kvstore.index.runs import Runs
 from kvstore.saved import Saved
 from kvstore.table import Table
 from kvstore.table_indexes import TableIndexes
+from kvstore.tokens import Tokens
 from kvstore.topk import TopK
 from kvstore.validate import (
     check_head,
@@ -54,8 +55,10 @@ class Sequence:
         self._step_positions: npt.NDArray[np.int64] | None = None
         self._budget: Budget = store.config.budget
         self._first_row = 0
+        self._owner = ""
         self._dropped = False
         self._saved = Saved()
+        self._tokens = Tokens()
 
     def __len__(self) -> int:
         return self._n_rows
@@ -84,6 +87,25 @@ class Sequence:
             raise ConfigError(f"first_row is set once, before the first step commits, to 0 or more, not to {row}")
         if row != self._first_row:
             self._first_row = row
+
+    @property
+    def owner(self) -> str:
+        """Who may find the sequence by its tokens; see `KVStore.create`."""
+        return self._owner
+
+    @property
+    def tokens(self) -> npt.NDArray[np.int64]:
+        """Tokens of the first rows, int64 [n], as far as `note_tokens` has said them; see `KVStore.match_prefix`."""
+        return self._tokens.ids
+
+    def note_tokens(self, ids: npt.ArrayLike | torch.Tensor) -> None:
+        """Say which tokens the next rows are whose tokens are not known: int64 [n], committed rows only.
+
+        Raises `InvalidQueryError` when there are not so many rows.
+        """
+        self._check_usable()
+        self._store._check_writable()
+        self._tokens.extend(ids, self._n_rows)
 
     @property
     def step_open(self) -> bool:
@@ -235,18 +257,27 @@ class Sequence:
             table.truncate(n_rows)
         self._positions.truncate(n_rows)
         self._saved.truncate(n_rows)
+        self._tokens.truncate(n_rows)
         self._n_rows = n_rows
 
-    def fork(self, name: str) -> Sequence:
-        """Return a new sequence with the same committed rows and indexes; blocks are shared until one is written."""
+    def fork(self, name: str, n_rows: int | None = None) -> Sequence:
+        """Return a new sequence with the same committed rows and indexes; blocks are shared until one is written.
+
+        With n_rows it has the first n_rows of them only; raises `InvalidQueryError` if there are fewer.
+        """
         self._check_usable()
+        if n_rows is not None and (not is_integer(n_rows) or not 0 <= n_rows <= self._n_rows):
+            raise InvalidQueryError(f"cannot fork {n_rows} rows: the sequence has {self._n_rows}")
         if self.step_open:
             raise StepError("a step is open; commit it or abort it before fork()")
         twin = self._store.create(name)
         twin._tables = [table.fork() for table in self._tables]
         twin._indexes = self._indexes.fork()
         twin._positions, twin._saved = self._positions.clone(), self._saved.fork()
+        twin._tokens, twin._owner = self._tokens.clone(), self._owner
         twin._n_rows, twin._first_row, twin._budget = self._n_rows, self._first_row, self._budget
+        if n_rows is not None:
+            twin.truncate(n_rows)
         return twin
 
     def reindex(self, layer: int | None = None, *, background: bool = False) -> None:

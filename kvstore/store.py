@@ -30,10 +30,12 @@ from kvstore.index_builder import IndexBuilder
 from kvstore.maintenance import Maintenance, countdown
 from kvstore.mass import measure
 from kvstore.planner import Plan, plan_attention
+from kvstore.prefixes import Match, Prefixes
 from kvstore.queries import Queries
 from kvstore.schema import Schema
 from kvstore.sequence import Sequence
 from kvstore.stats import Counters, StoreStats
+from kvstore.tokens import Tokens
 from kvstore.validate import (
     check_layer,
     check_query,
@@ -71,6 +73,7 @@ class KVStore(Queries):
         self._sequences: dict[str, Sequence] = {}
         self._try_indexes()
         self._generation = 0
+        self._prefixes = Prefixes(schema.fingerprint, schema.block_tokens)
         self._persistence: Persistence | None = None
         self._closed = False
 
@@ -133,15 +136,18 @@ class KVStore(Queries):
         """Names of the sequences on disk; there are none once the store is closed."""
         return self._persistence.names if self._persistence is not None and not self._closed else []
 
-    def create(self, name: str, *, first_row: int = 0) -> Sequence:
-        """Make an empty sequence; rows before `first_row` will be padding. Raises `SequenceExistsError`."""
+    def create(self, name: str, *, first_row: int = 0, owner: str = "") -> Sequence:
+        """Make an empty sequence; rows before `first_row` will be padding. Raises `SequenceExistsError`.
+
+        Only `match_prefix` of the same `owner` will find it by its tokens.
+        """
         self._check_writable()
         if not isinstance(name, str) or not name:
             raise ConfigError(f"a sequence's name must be a non-empty string, not {name!r}")
         if name in self:
             raise SequenceExistsError(f"a sequence named {name!r} exists; use store[{name!r}] or drop it first")
         seq = Sequence(self, name, self._generation)
-        seq.first_row = first_row
+        seq.first_row, seq._owner = first_row, owner
         self._generation += 1
         self._sequences[name] = seq
         return seq
@@ -153,8 +159,26 @@ class KVStore(Queries):
             raise SequenceNotFoundError(f"no sequence is named {name!r}; there are {self._names()}")
         if self._persistence is not None:
             self._persistence.drop(name)
+        self._prefixes.remove(name)
         if name in self._sequences:
             self._sequences.pop(name)._drop()
+
+    def match_prefix(self, tokens: npt.ArrayLike | torch.Tensor, *, owner: str = "") -> Match | None:
+        """Return the sequence of this owner that begins with the most of these tokens, int64 [n]; at least a block.
+
+        `store[match.name].fork(name, match.n_rows)` goes on from there. None where there is none. O(n), and O(rows)
+        once for sequences whose tokens have changed. Sequences with padding are not found.
+        """
+        self._check_open()
+        wanted = Tokens()
+        wanted.extend(tokens, 1 << 62)
+        for name in self:
+            seq = self._sequences.get(name)
+            if seq is not None:
+                self._prefixes.update(name, seq._tokens, seq.owner if seq.first_row == 0 else None)
+            elif name not in self._prefixes and self._persistence is not None:
+                self._prefixes.update(name, *self._persistence.tokens_of(name))
+        return self._prefixes.find(wanted.ids, owner)
 
     def flush(self) -> None:
         """Have all committed rows in the directory when this returns; does nothing in memory.

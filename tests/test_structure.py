@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TOP_LEVEL = ("index", "buffer_pool", "adapters")  # in kvstore/ they are links
 FRAMEWORKS = {"transformers", "gguf", "safetensors", "tokenizers", "accelerate", "vllm", "sglang", "lmcache"}
 PUBLIC = [
+    "BlockNotFoundError",
     "ConfigError",
     "CorruptBlockError",
     "CorruptStoreError",

@@ -43,6 +43,8 @@ def store_attention(
         layer.attention_config = module.config
     if index == 0:
         batch.enter(attention_mask)
+    if query.shape[2] > 1:
+        batch.observe(index, query)
     if layer.is_last:
         batch.finish()
     if query.shape[2] == 1 and batch.selects(attention_mask) and not dropout and not only_dense(kwargs):

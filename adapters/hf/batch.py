@@ -8,9 +8,11 @@ import torch
 
 from kvstore import KVStore, Sequence
 from kvstore.adapters.hf.group import SequenceGroup
+from kvstore.adapters.hf.layer_clock import LayerClock
 from kvstore.adapters.hf.padding import left_padding
 from kvstore.adapters.hf.positions import StepPositions
 from kvstore.budget import Budget, check_budget
+from kvstore.config import ADAPTIVE
 from kvstore.errors import SchemaMismatchError
 from kvstore.planner import DENSE, plan_attention
 
@@ -38,9 +40,10 @@ class Batch:
         self.n_before = self.n_new = 0
         self._group = group
         self._step = _CLOSED
-        self._n_rows = 0
-        self._first_rows: list[int] = []
+        self._n_rows = len(self.sequences[0]) if self.sequences else 0
+        self._first_rows: list[int] = [sequence.first_row for sequence in self.sequences]
         self._positions = StepPositions()
+        self._clock = LayerClock()
         self._step_positions: list[torch.Tensor] | None = None
         self._selects: bool | None = None  # whether the store answers this step's queries under the mask below
         self._mask: torch.Tensor | None = None
@@ -64,6 +67,8 @@ class Batch:
         self.n_before, self.n_new = self._n_rows, n_new
         self._selects = self._mask = None
         self._step_positions = self._positions.begin(kwargs, n_batch, n_new)
+        prompt = self.n_before == 0 and n_new > 1
+        self._clock.begin(prompt and self.store.config.index.iterations == ADAPTIVE)
         self._step = _OPEN
         for sequence in self.sequences:
             sequence.begin_step()
@@ -72,10 +77,19 @@ class Batch:
         """Append the step's rows of one layer: [n_batch, n_kv_heads, n_new, head_dim or value_dim], any device."""
         if not keys.is_cpu:
             keys, values = keys.cpu(), values.cpu()
+        self._clock.arrived(layer)
         positions = self._step_positions if layer == 0 else None
         rows = zip(self.sequences, keys.unbind(), values.unbind(), strict=True)
         for row, (sequence, row_keys, row_values) in enumerate(rows):
             sequence.append(layer, row_keys, row_values, None if positions is None else positions[row])
+        self._clock.stored()
+
+    def observe(self, layer: int, queries: torch.Tensor) -> None:
+        """Tell the indexes what a prompt's queries are like, [n_batch, n_q_heads, n_new, head_dim], if they ask."""
+        if not self.store.indexing.wants_queries or self._step is _CLOSED:
+            return
+        for sequence, first_row, row in zip(self.sequences, self._first_rows, queries.unbind(), strict=True):
+            sequence.observe_queries(layer, row[:, max(0, first_row - self.n_before) :].detach().cpu())
 
     def complete(self) -> None:
         """Say that every layer has appended."""
@@ -85,6 +99,9 @@ class Batch:
         """Commit a complete step."""
         if self._step is not _COMPLETE:
             return
+        layer_s = self._clock.seconds()
+        if layer_s is not None:  # before the commit, which builds the indexes
+            self.store.iterations.observed(self.n_new, layer_s / len(self.sequences))
         try:
             for sequence in self.sequences:
                 sequence.commit_step()

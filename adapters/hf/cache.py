@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
+import os
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
-from kvstore import KVStore, Sequence, StoreConfig
+from kvstore import KVStore, Schema, Sequence, StoreConfig
 from kvstore.adapters.hf.attention import register
 from kvstore.adapters.hf.batch import Batch
 from kvstore.adapters.hf.compat import NO_CACHE, crop_argument, kept_rows
@@ -18,11 +19,11 @@ from kvstore.adapters.hf.layer import StoreLayer
 from kvstore.adapters.hf.schema import schema_of
 from kvstore.adapters.hf.support import check_supported, text_config
 from kvstore.budget import Budget, check_budget
-from kvstore.errors import StepError
+from kvstore.errors import ConfigError, SchemaMismatchError, StepError, UnsupportedModelError
 
 
 class StoreCache(Cache):  # type: ignore[misc]
-    """Keys and values of a model's full attention layers, in a `KVStore` of their own.
+    """Keys and values of a model's full attention layers, in a `KVStore`.
 
     Give it to `generate` or to the model as any other cache, inside `use_store_attention(model)`: each decoded token
     then attends to the rows that the budget allows. Prompts are attended densely. Without that context the cache is a
@@ -44,37 +45,54 @@ class StoreCache(Cache):  # type: ignore[misc]
         model_or_config: Any,
         *,
         config: StoreConfig | None = None,
+        store: KVStore | None = None,
+        name: str | None = None,
         exact_dense: bool = False,
         **settings: Any,
     ) -> None:
-        """Make an empty cache.
+        """Make a cache, empty unless `name` is a sequence of the store that has rows.
 
         Args:
             model_or_config: a causal language model, or its configuration. From a model the cache also takes the
                 dtype and the rotary embedding that it really uses.
-            config: settings of the store.
+            config: settings of the cache's own store.
+            store: one that others may use too, see `open_store`; it outlives the cache.
+            name: of the sequence in it that the cache is: the model goes on from its rows. One batch row then.
             exact_dense: compute decode steps whose budget covers all rows with the model's own dense attention. That
                 is slower, and bit for bit what a `DynamicCache` gives; the store's dense attention rounds otherwise.
             **settings: settings of `StoreConfig` by name, in place of those of config: `budget=0.1, window=128`.
 
-        Raises `UnsupportedModelError` when the store cannot serve the model and `ConfigError` for bad settings.
+        Raises `UnsupportedModelError` when the store cannot serve the model, `ConfigError` for bad settings and
+        `SchemaMismatchError` for a store of another model.
         """
         check_supported(model_or_config)
         register()
-        config = replace(config or StoreConfig(), **settings)
+        if store is not None and (config is not None or settings):
+            raise ConfigError("a store that is given has its settings; make it with them, or give no store")
+        if name is not None and store is None:
+            raise ConfigError("a name means a sequence of a store; give the store too, see open_store")
+        config = store.config if store is not None else replace(config or StoreConfig(), **settings)
         self._model_config = text_config(model_or_config)
         layers = self._stock_layers()
         full = [number for number, layer in enumerate(layers) if type(layer) is DynamicLayer]
         self.store: KVStore | None = None
         self.store_layers = {number: index for index, number in enumerate(full)}
         self._batch: Batch | None = None
+        self._owns_store = store is None
         if full:
-            self.store = KVStore(schema_of(model_or_config, full), config)
-            self._batch = Batch(SequenceGroup(self.store), budget=config.budget, exact_dense=exact_dense)
+            schema = schema_of(model_or_config, full)
+            self.store = KVStore(schema, config) if store is None else _checked_store(store, schema)
+            group = SequenceGroup(self.store, name=name)
+            budget = group.sequences[0].budget if group.sequences else config.budget
+            self._batch = Batch(group, budget=budget, exact_dense=exact_dense)
             for number, index in self.store_layers.items():
                 layers[number] = StoreLayer(self._batch, index, len(full))
         super().__init__(layers=layers)
         self._mixed = any(not isinstance(layer, (StoreLayer, *NO_CACHE)) for layer in layers)
+        if self._mixed and self._batch is not None and len(self._batch):
+            raise UnsupportedModelError(
+                f"{name!r} has rows, but the model's layers with a sliding window or a state are not stored with them"
+            )
         self._last_layer = self._final_layer = max(
             (number for number, layer in enumerate(layers) if isinstance(layer, CacheLayerMixin)), default=-1
         )
@@ -136,8 +154,13 @@ class StoreCache(Cache):  # type: ignore[misc]
                 layer.crop(crop_argument(n_rows, target))
 
     def close(self) -> None:
-        """Give the memory back now; the cache cannot be used any more, nor can its copies, which share the store."""
-        if self.store is not None:
+        """Give the memory back now; the cache cannot be used any more, nor can its copies, which share the store.
+
+        A store that was given stays open, with all rows committed; its owner closes it.
+        """
+        if self._batch is not None:
+            self._batch.settle()
+        if self.store is not None and self._owns_store:
             self.store.close()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StoreCache:
@@ -158,3 +181,29 @@ class StoreCache(Cache):  # type: ignore[misc]
             if isinstance(value, torch.Tensor):  # copy.deepcopy refuses tensors that are part of a graph
                 memo[id(value)] = value.detach().clone()
         return copy.deepcopy(layer, memo)
+
+
+def open_store(
+    path: str | os.PathLike[str], model_or_config: Any, config: StoreConfig | None = None, *, readonly: bool = False
+) -> KVStore:
+    """Open, or make, the store in a directory for a model's full attention layers; see `KVStore.open`.
+
+    Raises `UnsupportedModelError` for a model without such layers.
+    """
+    check_supported(model_or_config)
+    layers = DynamicCache(config=text_config(model_or_config)).layers
+    full = [number for number, layer in enumerate(layers) if type(layer) is DynamicLayer]
+    if not full:
+        raise UnsupportedModelError("the model has no layers that attend to all tokens; there is nothing to store")
+    return KVStore.open(path, schema_of(model_or_config, full), config, readonly=readonly)
+
+
+def _checked_store(store: KVStore, schema: Schema) -> KVStore:
+    """Return the store; raises `SchemaMismatchError` when its rows are not those of the schema."""
+    for field in fields(Schema):
+        ours, theirs = getattr(store.schema, field.name), getattr(schema, field.name)
+        if ours != theirs:
+            raise SchemaMismatchError(
+                f"{field.name} is {ours!r} in the store, {theirs!r} in the model; use its own store"
+            )
+    return store

@@ -9,6 +9,7 @@ from weakref import finalize
 
 from kvstore import KVStore, Sequence
 from kvstore.budget import Budget
+from kvstore.errors import SchemaMismatchError
 
 
 class SequenceGroup:
@@ -22,18 +23,24 @@ class SequenceGroup:
         sequences: one a batch row, all of the same length; always the same list.
     """
 
-    def __init__(self, store: KVStore, *, relative: SequenceGroup | None = None) -> None:
+    def __init__(self, store: KVStore, *, name: str | None = None, relative: SequenceGroup | None = None) -> None:
         self.store = store
+        self.name = name  # of the only sequence, which stays when the group is no longer used
         self.sequences: list[Sequence] = []
         self._names: Iterator[int] = relative._names if relative else count()
         self._orphans: deque[str] = relative._orphans if relative else deque()
-        finalize(self, _leave_behind, self.sequences, self._orphans).atexit = False
+        if name is None:
+            finalize(self, _leave_behind, self.sequences, self._orphans).atexit = False
+        elif name in store:
+            self.sequences.append(store[name])
 
     def create(self, n: int, budget: Budget) -> None:
         """Replace the sequences by n empty ones."""
+        if self.name is not None and n != 1:
+            raise SchemaMismatchError(f"{self.name!r} is one sequence, the model sent a batch of {n}; give no name")
         self.clear()
         for _ in range(n):
-            sequence = self.store.create(self._new_name())
+            sequence = self.store.create(self.name or self._new_name())
             sequence.budget = budget
             self.sequences.append(sequence)
 
@@ -73,7 +80,7 @@ class SequenceGroup:
     def _new_name(self) -> str:
         while self._orphans:
             self._drop([self._orphans.popleft()])
-        return f"row-{next(self._names)}"
+        return next(name for name in (f"row-{i}" for i in self._names) if name not in self.store)
 
     def _drop(self, names: Iterable[str]) -> None:
         for name in names:

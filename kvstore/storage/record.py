@@ -10,6 +10,7 @@ import struct
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
 import xxhash
 
 from kvstore.errors import ConfigError, CorruptBlockError, KVStoreError, UnsupportedFormatError
@@ -27,6 +28,7 @@ HEADER_BYTES = _HEADER.size
 OVERHEAD_BYTES = HEADER_BYTES + _CHECKSUM.size
 MAX_PAYLOAD_BYTES = MAX_RECORD_BYTES - OVERHEAD_BYTES
 KNOWN_FLAGS = 0  # of the 16, each makes older programs refuse the record
+Encoded = bytearray  # a record as it is stored
 Sizes = tuple[int, ...]
 _DTYPES = {"float32": 1, "float16": 2, "bfloat16": 3}
 _DTYPE_NAMES = {code: name for name, code in _DTYPES.items()}
@@ -54,17 +56,27 @@ class Record:
         return len(self.payload) + OVERHEAD_BYTES
 
 
-def encode_record(record: Record, buffers: Buffers | None = None) -> bytearray:
+def check_record(record: Record) -> bytes:
+    """Return the record's packed key; raises `ConfigError` unless `encode_record` would take the record."""
+    payload = record.payload
+    if isinstance(payload, memoryview) and (payload.format != "B" or payload.ndim != 1):
+        what = f"{payload.format!r} of {payload.ndim} dimensions"
+        raise ConfigError(f"a payload must be plain bytes, not {what}; cast it to 'B'")
+    _check_parts(record.key.kind, record.shape, record.encoding, len(payload))
+    return record.key.pack()
+
+
+def encode_record(record: Record, buffers: Buffers | None = None) -> Encoded:
     """Return the record as it is stored, in memory from `buffers`; raises `ConfigError` when its parts do not fit."""
+    packed_key = check_record(record)
     key, payload, shape = record.key, record.payload, record.shape
-    _check_parts(key.kind, shape, record.encoding, len(payload))
-    packed_key = key.pack()  # first: it says what is out of range
     sizes = (shape.n_blocks, shape.n_tokens, shape.n_heads, shape.key_dim, shape.value_dim) if shape else (0,) * 5
     codes = (key.kind, record.encoding, _DTYPES[shape.dtype] if shape else 0, key.layer, key.number)
     data = buffers.take(record.n_bytes) if buffers else bytearray(record.n_bytes)
     _HEADER.pack_into(data, 0, MAGIC, FORMAT, 0, *codes, *sizes, key.sequence, key.generation, len(payload))
     body = memoryview(data)
-    body[HEADER_BYTES : -_CHECKSUM.size] = payload
+    # numpy copies without the interpreter's lock, so that the writer's thread goes on meanwhile.
+    np.copyto(np.frombuffer(body[HEADER_BYTES : -_CHECKSUM.size], np.uint8), np.frombuffer(payload, np.uint8))
     _CHECKSUM.pack_into(data, len(data) - _CHECKSUM.size, _checksum(packed_key, body[: -_CHECKSUM.size]))
     return data
 

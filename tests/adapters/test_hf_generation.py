@@ -11,6 +11,9 @@ from kvstore.adapters.hf import StoreCache, cache_argument, use_store_attention
 
 pytestmark = pytest.mark.hf
 
+CANNOT_CROP = "Cannot `crop` a `DynamicSlidingWindowLayer`"
+"""How older versions refuse to take tokens back, as assisted decoding has to, once a sliding window is full."""
+
 
 @pytest.fixture(scope="module", params=["llama", "gemma3"])
 def model(tiny, request):
@@ -25,7 +28,9 @@ def agrees(generate):
         torch.manual_seed(seed)
         try:
             expected = generate(model, None, ids, **options)
-        except Exception as error:  # older versions cannot do all of this with a sliding window
+        except ValueError as error:
+            if CANNOT_CROP not in str(error):
+                raise
             pytest.skip(f"transformers fails with its own cache: {error}")
         torch.manual_seed(seed)
         with use_store_attention(model):

@@ -206,3 +206,17 @@ def test_closing_gives_the_memory_back(model, prompt, generate):
         generate(model, cache, prompt(20))
     cache.close()
     assert len(cache.store) == 0
+
+
+@pytest.mark.parametrize("padding", [(0,), (5, 0)])
+def test_a_prompt_shows_its_queries_to_an_index_that_asks_for_them(tiny, prompt, generate, padding):
+    model, ids = tiny("llama"), prompt(60, *padding)
+    settings = SMALL | {"index": IndexConfig("pq", {"m": 1, "bits": 2, "weighting": "queries"}, min_rows=8)}
+    cache = StoreCache(model, budget=0.5, **settings)
+    with use_store_attention(model):
+        generate(model, cache, ids)
+    group = model.config.num_attention_heads // model.config.num_key_value_heads
+    for sequence, hidden in zip(cache.sequences, padding, strict=True):
+        for keeper in sequence._indexes:
+            assert keeper._queries._count == (60 - hidden) * group
+            assert keeper.index.codebook.weighting is not None

@@ -42,7 +42,7 @@ def test_topk_rows(report):
     assert {topk.EXACT32, topk.EXACT16, "FAISS IndexPQ 1x8", "FAISS IndexPQFastScan 4x4"} <= peers
     exact = [row for row in report.rows if row.metric == topk.RECALL.name and row.peer == topk.EXACT32]
     assert all(row.peer_value == 1.0 and 0.1 < row.ours <= 1.0 for row in exact)
-    assert len([row for row in report.rows if row.unit == topk.PER_KEY.unit]) == 4
+    assert len([row for row in report.rows if row.unit == topk.PER_KEY.unit]) == 8  # two lengths
 
 
 def test_kmeans_rows(report):
@@ -56,10 +56,10 @@ def test_kmeans_rows(report):
 
 
 def test_index_quality_rows(report, monkeypatch):
-    methods = index_quality.methods()
+    methods = index_quality.methods(16)
     assert {"rope 1x8", "raw 2x6", index_quality.PAPER} <= set(methods)
     few = {name: methods[name] for name in ("rope 1x8", "raw 4x8")}
-    monkeypatch.setattr(index_quality, "methods", lambda: few)
+    monkeypatch.setattr(index_quality, "methods", lambda head_dim: few)
     traces, others = [make_trace(n=500)], [make_trace(n=400, seed=4)]
     index_quality.run_quality(traces, others, index_quality.Options(shares=(0.1,)), report, quiet)
     check_report(report.as_dict())

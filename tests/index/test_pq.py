@@ -171,7 +171,7 @@ def test_a_shared_codebook() -> None:
     assert other.trained
     other.add(normal(2, 300, 16))
     np.testing.assert_array_equal(other.codes, index.codes)
-    assert other.nbytes == other.codes.nbytes < index.nbytes
+    assert other.nbytes == other._codes.nbytes < index.nbytes
     restored = PQIndex(2, 16, codebook=Codebook(index.codebook.centroids.copy()))
     restored.add_codes(index.codes, index.positions)
     q = normal(2, 3, 16)
@@ -217,13 +217,14 @@ def test_foreign_codes_and_codebooks_are_refused() -> None:
 
 
 def test_buffers_double() -> None:
-    index = build(normal(1, 100, 16))
-    sizes = set()
-    for _ in range(150):
-        index.add(normal(1, 1, 16))
-        sizes.add(index._codes.shape[1])
-    assert sizes == {200, 400}
-    assert index.n_rows == 250
+    for bits, expected in ((8, {200, 400}), (6, {128, 256})):  # packed codes grow by blocks
+        index = build(normal(1, 100, 16), m=2, bits=bits)
+        sizes = set()
+        for _ in range(150):
+            index.add(normal(1, 1, 16))
+            sizes.add(index._codes.room_rows)
+        assert sizes == expected
+        assert index.n_rows == 250
 
 
 @pytest.mark.parametrize("head_dim", [2, 80, 256])

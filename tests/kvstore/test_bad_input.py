@@ -233,7 +233,7 @@ def test_every_error_can_be_caught_as_one_and_as_what_python_would_raise():
 
     errors = [getattr(kvstore, name) for name in kvstore.__all__ if name.endswith("Error")]
     assert all(issubclass(error, KVStoreError) for error in errors)
-    builtin = (ValueError, IndexError, KeyError, RuntimeError, MemoryError)
+    builtin = (ValueError, IndexError, KeyError, RuntimeError, MemoryError, OSError)
     assert all(issubclass(error, builtin) for error in errors if error is not KVStoreError)
 
 

@@ -229,8 +229,8 @@ def test_a_file_of_a_later_format_is_refused(tmp_path):
     store, _, _ = filled(SCHEMA, config(), 300)
     store.codebooks.save(tmp_path / "books")
     arrays, metadata = read_tensors(tmp_path / "books")
-    write_tensors(tmp_path / "books", arrays, metadata | {"format_version": "2"})
-    with pytest.raises(SchemaMismatchError, match="format_version 2"):
+    write_tensors(tmp_path / "books", arrays, metadata | {"format_version": "3"})
+    with pytest.raises(SchemaMismatchError, match="format_version 3"):
         store.codebooks.load(tmp_path / "books")
 
 

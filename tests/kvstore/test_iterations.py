@@ -7,6 +7,7 @@ import pytest
 
 from kvstore import IndexConfig, KVStore, RopeSpec
 from kvstore.index.cost_model import ClusteringCost
+from kvstore.iterations import MOST_LENGTHS
 from tests.builders import SCHEMA, fill, flat_config, make_query
 
 COMPUTE = [(s, 1e-3 + 1e-6 * s + 1e-9 * s * s) for s in (100, 1000, 10000)]
@@ -62,6 +63,38 @@ def test_longer_sequences_get_more():
         store.iterations.measured(COMPUTE)
         found.append(trained(store, n)[0].iterations)
     assert found == [3, 9]
+
+
+def test_forward_passes_observed_make_the_compute_cost():
+    iterations = store_with("adaptive").iterations
+    iterations.observed(200, 4e-3)
+    assert iterations.compute.seconds(200) == pytest.approx(4e-3)
+    iterations.observed(100, 3e-3)  # the newest counts while there are few
+    assert iterations.compute.seconds(100) == pytest.approx(3e-3)
+    iterations.observed(100, 1.0)  # something else ran beside it
+    assert iterations.compute.seconds(100) == pytest.approx(3e-3)
+    for tokens, seconds in ((0, 1.0), (300, 0.0), (300, -1.0), (300, float("nan")), (300, float("inf"))):
+        iterations.observed(tokens, seconds)
+    assert iterations.compute.seconds(100) == pytest.approx(3e-3)
+
+
+def test_three_lengths_observed_are_fitted_and_a_model_that_was_given_stays():
+    iterations = store_with("adaptive").iterations
+    for tokens, seconds in COMPUTE:
+        iterations.observed(tokens, seconds)
+    assert iterations.compute.seconds(3000) == pytest.approx(1e-3 + 3e-3 + 9e-3, rel=0.01)
+    iterations.measured([(tokens, 2 * seconds) for tokens, seconds in COMPUTE])
+    given = iterations.compute
+    iterations.observed(100, 1e-9)
+    assert iterations.compute == given
+
+
+def test_old_lengths_are_forgotten():
+    iterations = store_with("adaptive").iterations
+    for tokens in range(1, 200):
+        iterations.observed(tokens, 1e-3 * tokens)
+    assert len(iterations._fastest) == MOST_LENGTHS
+    assert min(iterations._fastest) == 200 - MOST_LENGTHS
 
 
 @pytest.mark.parametrize("space", ["raw", "rope", None])
