@@ -131,6 +131,26 @@ class Archive:
     def _holds_index(self, ref: IndexRef | None, layer: int) -> bool:
         return ref is not None and bool(self._holders[Kind.INDEX, ref.sequence, ref.generation, layer])
 
+    def named_keys(self) -> Iterator[RecordKey]:
+        """Yield the key of every record that belongs to some sequence."""
+        for entry in self.entries.values():
+            yield from (_entry_key(entry), _tokens_key(entry))
+            yield from _keys(_refs(entry), entry)
+
+    def cut(self, entry: CatalogEntry, n_rows: int, bad_layers: Sequence[int]) -> None:
+        """Give a sequence up from n_rows on, the first row of an extent, and the indexes of these layers."""
+        layers = [[ref for ref in refs if ref.number * self._rows.block_tokens < n_rows] for refs in entry.layers]
+        indexes = [
+            None if ref is None or layer in bad_layers or ref.stop_row > n_rows else ref
+            for layer, ref in enumerate(entry.indexes)
+        ]
+        runs = [run for run in entry.runs if run[0] < n_rows]
+        tokens = self.load_tokens(entry) if n_rows == entry.n_rows else None
+        sound = entry._replace(n_rows=n_rows, runs=runs, layers=layers, indexes=indexes)
+        if tokens is None:
+            self.tier.delete_many([_tokens_key(entry)])
+        self._replace(sound, tokens)
+
     def load_tokens(self, entry: CatalogEntry) -> bytes | None:
         """Return the tokens stored with a sequence, None when there are none."""
         record = self.tier.get_many([_tokens_key(entry)])[0]

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from kvstore.archive import Archive
-from kvstore.config import StoreConfig
+from kvstore.config import StoreConfig, config_from_dict
 from kvstore.errors import CorruptStoreError, StorageError
 from kvstore.index.rope import RopeSpec
 from kvstore.row_records import RowRecords
 from kvstore.schema import Schema
 from kvstore.storage.encodings import encoding_of
-from kvstore.storage.files import disk_error
+from kvstore.storage.files import disk_error, read_capped, write_atomic
 from kvstore.storage.lmdb_tier import LmdbTier
 from kvstore.storage.lock import DirectoryLock, holder_of
 from kvstore.storage.manifest import Manifest, current_boot_id, plain_fields, read_manifest, write_manifest
@@ -23,6 +24,8 @@ from kvstore.storage.spill_files import find_data
 from kvstore.storage.spill_settings import SpillSettings
 
 CODEBOOKS_NAME = "codebooks.safetensors"
+CONFIG_NAME = "config.json"
+MAX_CONFIG_BYTES = 1 << 20
 log = logging.getLogger("kvstore")
 
 
@@ -32,10 +35,13 @@ class Directory:
     Attributes:
         path: of the directory.
         schema: of the rows in it.
-        archive: the sequences in it.
+        config: the settings given, or else those that the store was last written with.
+        archive, rows: the sequences in it, and how their rows are cut into records.
     """
 
-    def __init__(self, path: Path | str, schema: Schema | None, config: StoreConfig, *, readonly: bool = False) -> None:
+    def __init__(
+        self, path: Path | str, schema: Schema | None, config: StoreConfig | None, *, readonly: bool = False
+    ) -> None:
         """Open or make a directory.
 
         Raises `StorageError` where there is none to read, or no schema to make one; `StoreLockedError`;
@@ -43,13 +49,13 @@ class Directory:
         """
         self.path = Path(path)
         self.readonly = readonly
-        self._config = config
         self._lock = DirectoryLock(self.path)
         self._tier: LmdbTier | None = None
         if not readonly:
             _make(self.path)
             self._lock.acquire()
         try:
+            self.config = config if config is not None else _read_config(self.path / CONFIG_NAME)
             self._open(schema)
         except BaseException:
             self._give_up()
@@ -85,12 +91,13 @@ class Directory:
         if not self.readonly:
             manifest = self._begin(manifest)
         self._manifest = manifest
-        config = self._config
+        config = self.config
         settings = None if self.readonly else SpillSettings(config.spill_bytes, config.durability)
         live = self.readonly and holder_of(self.path) is not None
         store_id = bytes.fromhex(manifest.store_id)
         self._tier = LmdbTier(self.path, settings, store_id=store_id, readonly=self.readonly, live=live)
-        self.archive = Archive(self._tier, RowRecords(self.schema, encoding_of(config.encoding)))
+        self.rows = RowRecords(self.schema, encoding_of(config.encoding))
+        self.archive = Archive(self._tier, self.rows)
 
     def _new_manifest(self, schema: Schema | None) -> Manifest:
         if self.readonly or schema is None:
@@ -98,7 +105,7 @@ class Directory:
             raise StorageError(f"there is no store in {self.path}; {what} to make one")
         if find_data(self.path) is not None:
             raise CorruptStoreError(f"{self.path} holds a spill but no manifest; put it back, or remove the spill")
-        return Manifest(os.urandom(16).hex(), plain_fields(schema), self._config.durability, clean=True)
+        return Manifest(os.urandom(16).hex(), plain_fields(schema), self.config.durability, clean=True)
 
     def _begin(self, manifest: Manifest) -> Manifest:
         """Note that a writer has the directory; discard what a loss of power may have torn."""
@@ -108,8 +115,9 @@ class Directory:
             log.warning("the system stopped while %s was open with durability='process': its rows are lost", self.path)
             if data is not None:
                 data.unlink()
-        manifest = Manifest(**{**manifest.__dict__, "durability": self._config.durability}).opened(boot_id)
+        manifest = Manifest(**{**manifest.__dict__, "durability": self.config.durability}).opened(boot_id)
         write_manifest(self.path, manifest)
+        write_atomic(self.path / CONFIG_NAME, _config_bytes(self.config))
         return manifest
 
     def _give_up(self) -> None:
@@ -118,6 +126,22 @@ class Directory:
                 self._tier.close()
         finally:
             self._lock.release()
+
+
+def _config_bytes(config: StoreConfig) -> bytes:
+    """Settings as JSON; a budget that is a rule cannot be written, and means all rows when it is read."""
+    plain = asdict(replace(config, budget=None) if callable(config.budget) else config)
+    return json.dumps(plain, indent=1).encode()
+
+
+def _read_config(path: Path) -> StoreConfig:
+    """Return the settings in a file, the defaults where there is none; raises `CorruptStoreError`."""
+    try:
+        return config_from_dict(json.loads(read_capped(path, MAX_CONFIG_BYTES)))
+    except FileNotFoundError:
+        return StoreConfig()
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise CorruptStoreError(f"{path} holds no settings: {error}; give them to open()") from None
 
 
 def _make(path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvstore.checking import Checker, Finding
 from kvstore.directory import Directory
 from kvstore.errors import CorruptStoreError, ReadOnlyStoreError, StorageError
 from kvstore.index_state import VERSION, decode_index, encode_index
@@ -101,6 +102,18 @@ class Persistence:
         """Give room that dropped sequences have left back to the system; returns bytes."""
         self.check_writable()
         return self._directory.tier.vacuum()
+
+    def check(self, repair: bool) -> list[Finding]:
+        """Return what is wrong in the directory; with `repair` mend it, from memory where the rows are there."""
+        if repair:
+            self.check_writable()
+        checker = Checker(self._archive, self._directory.rows, self._store.indexing)
+        found = checker.check(repair)
+        if repair and found:
+            for seq in self._store._sequences.values():
+                seq._saved = Saved(seq._saved.sequence)
+            self.flush(self._store._sequences.values())
+        return found
 
     def load(self, name: str) -> Sequence:
         """Return a stored sequence, its rows in the heap and its indexes ready; raises `HeapFullError` and others."""

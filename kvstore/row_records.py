@@ -62,18 +62,22 @@ class RowRecords:
         """
         try:
             for ref in extents:
-                self._append(table, layer, ref, tier.get_many([row_key(ref, layer)])[0])
+                record = self.read(tier, layer, ref)
+                raw, shape = decode_rows(record.payload, self.shape(ref), record.encoding), self.shape(ref)
+                table.append_raw(raw, shape.n_blocks, shape.block_rows)
         except BaseException:
             table.truncate(0)
             raise
 
-    def _append(self, table: Table, layer: int, ref: ExtentRef, record: Record | None) -> None:
+    def read(self, tier: Tier, layer: int, ref: ExtentRef) -> Record:
+        """Return one layer's record of an extent; raises `BlockNotFoundError` or `CorruptBlockError`."""
         key, shape = row_key(ref, layer), self.shape(ref)
+        record = tier.get_many([key])[0]
         if record is None:
             raise BlockNotFoundError(f"{key} is in the catalog but not in the spill; run check, or drop the sequence")
         if record.shape != shape:
             raise CorruptBlockError(f"{key} holds {record.shape}, the catalog says {shape}; run check")
-        table.append_raw(decode_rows(record.payload, shape, record.encoding), shape.n_blocks, shape.block_rows)
+        return record
 
     def _block_bytes(self, table: Table, number: int, n_rows: int) -> bytes:
         """Keys and then values of the first n_rows rows of a block, each [n_kv_heads, n_rows, dim]."""

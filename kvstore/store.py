@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceABC
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +14,7 @@ import torch
 from kvstore.attention import Attended, Attention
 from kvstore.budget import Budget, check_budget
 from kvstore.config import StoreConfig
+from kvstore.durable import Durable
 from kvstore.errors import (
     ConfigError,
     InvalidQueryError,
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
     from kvstore.persistence import Persistence
 
 
-class KVStore(Queries):
+class KVStore(Queries, Durable):
     """Keys and values of many sequences of one model, with an index over the keys of each table.
 
     `KVStore(schema)` lives in memory; `KVStore.open(path, schema)` keeps its sequences in a directory too.
@@ -76,34 +75,6 @@ class KVStore(Queries):
         self._prefixes = Prefixes(schema.fingerprint, schema.block_tokens)
         self._persistence: Persistence | None = None
         self._closed = False
-
-    @classmethod
-    def open(
-        cls,
-        path: str | os.PathLike[str],
-        schema: Schema | None = None,
-        config: StoreConfig | None = None,
-        *,
-        readonly: bool = False,
-    ) -> KVStore:
-        """Open the store in a directory, or make one; sequences are read when they are first asked for.
-
-        The schema may be left out where there is a store already. One process writes; others may open it `readonly`.
-        Raises `StoreLockedError`, `SchemaMismatchError`, `StorageError`, `CorruptStoreError`, `UnsupportedFormatError`.
-        """
-        from kvstore.directory import Directory
-        from kvstore.persistence import Persistence
-
-        config = config or StoreConfig()
-        directory = Directory(Path(path), schema, config, readonly=readonly)
-        try:
-            store = cls(directory.schema, config)
-            store._persistence = Persistence(store, directory)
-        except BaseException:
-            directory.close()
-            raise
-        store._generation = store._persistence.last_generation + 1
-        return store
 
     def __enter__(self) -> KVStore:
         return self
@@ -179,27 +150,6 @@ class KVStore(Queries):
             elif name not in self._prefixes and self._persistence is not None:
                 self._prefixes.update(name, *self._persistence.tokens_of(name))
         return self._prefixes.find(wanted.ids, owner)
-
-    def flush(self) -> None:
-        """Have all committed rows in the directory when this returns; does nothing in memory.
-
-        They survive the end of the process then, however it comes. Raises `SpillFullError` or `StorageError`; nothing
-        is lost in memory, and what was on disk before stays.
-        """
-        self._check_open()
-        if self._persistence is not None:
-            self._persistence.flush(self._sequences.values())
-
-    def checkpoint(self) -> None:
-        """`flush`, with every index as it is now, and wait until a loss of power cannot take it back."""
-        self._check_open()
-        if self._persistence is not None:
-            self._persistence.checkpoint(self._sequences.values())
-
-    def vacuum(self) -> int:
-        """Give the disk the room back that dropped sequences have left; returns bytes."""
-        self._check_writable()
-        return self._persistence.vacuum() if self._persistence is not None else 0
 
     def close(self) -> None:
         """Save what lies in a directory, then give all memory back; a second call does nothing."""
@@ -356,16 +306,6 @@ class KVStore(Queries):
     def _names(self) -> str:
         names = [repr(name) for name in self]
         return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") or "none"
-
-    def _committed(self, seq: Sequence) -> None:
-        """Called by a sequence whose step has committed."""
-        if self._persistence is not None:
-            self._persistence.committed(seq)
-
-    def _check_writable(self) -> None:
-        self._check_open()
-        if self._persistence is not None:
-            self._persistence.check_writable()
 
     def _check_open(self) -> None:
         if self._closed:

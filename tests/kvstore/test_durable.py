@@ -13,6 +13,7 @@ import pytest
 
 from kvstore import (
     ConfigError,
+    CorruptStoreError,
     IndexConfig,
     KVStore,
     RopeSpec,
@@ -366,3 +367,30 @@ def test_a_write_that_fails_is_made_good_by_the_next_flush(tmp_path, n_th):
     with KVStore.open(tmp_path / "s", config=small()) as store:
         for layer in range(SCHEMA.n_layers):
             assert same_bits(store["book"].read(layer)[0], rows[layer][0])
+
+
+def test_settings_are_remembered_and_may_be_replaced(tmp_path):
+    config = small(sinks=7, budget=0.3)
+    KVStore.open(tmp_path / "s", SCHEMA, config).close()
+    with KVStore.open(tmp_path / "s") as store:
+        assert store.config == config
+    with KVStore.open(tmp_path / "s", config=small(sinks=8, budget=lambda *_: 5)):
+        pass
+    with KVStore.open(tmp_path / "s") as store:
+        assert (store.config.sinks, store.config.budget) == (8, None)
+    (tmp_path / "s" / "config.json").write_text('{"sinks": "many"')
+    with pytest.raises(CorruptStoreError, match="no settings"):
+        KVStore.open(tmp_path / "s")
+    (tmp_path / "s" / "config.json").write_text('{"sinkz": 3}')
+    with pytest.raises(CorruptStoreError, match="sinkz"):
+        KVStore.open(tmp_path / "s")
+    KVStore.open(tmp_path / "s", config=config).close()
+
+
+def test_a_budget_that_is_a_rule_comes_back_as_the_configured_one(tmp_path):
+    with KVStore.open(tmp_path / "s", SCHEMA, small(budget=40)) as store:
+        seq = store.create("book")
+        fill(seq, 100)
+        seq.budget = lambda layer, head, n: n // 2
+    with KVStore.open(tmp_path / "s") as store:
+        assert store["book"].budget == 40

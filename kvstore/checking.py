@@ -1,0 +1,91 @@
+"""Checking the directory of a store against itself, in both directions, and mending what can be mended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kvstore.archive import Archive
+from kvstore.errors import CorruptStoreError, UnsupportedFormatError
+from kvstore.index_builder import IndexBuilder
+from kvstore.index_state import decode_index
+from kvstore.row_records import RowRecords
+from kvstore.storage.catalog import CatalogEntry
+from kvstore.storage.key import RecordKey
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is not as it should be.
+
+    Attributes:
+        kind: "rows" (lost or damaged), "index" (the same), or "orphan" (a record that no sequence names).
+        sequence: name of the sequence, "" for an orphan.
+        text: what is wrong, and where.
+        remedy: what repair does about it.
+    """
+
+    kind: str
+    sequence: str
+    text: str
+    remedy: str
+
+
+class Checker:
+    """Reads every record of a directory once; O(bytes on disk). Nothing is changed unless it repairs."""
+
+    def __init__(self, archive: Archive, rows: RowRecords, builder: IndexBuilder) -> None:
+        self._archive = archive
+        self._rows = rows
+        self._builder = builder
+
+    def check(self, repair: bool) -> list[Finding]:
+        """Return what is wrong; with `repair` sequences are cut to their sound rows, the rest is deleted.
+
+        A sequence that loses rows keeps those before them. Lost indexes are built again when it is next used.
+        """
+        found = []
+        for entry in list(self._archive.entries.values()):
+            n_rows, problems = self._check_rows(entry)
+            bad_layers = []
+            for layer, problem in self._check_indexes(entry):
+                bad_layers.append(layer)
+                problems.append(problem)
+            found += problems
+            if repair and problems:
+                self._archive.cut(entry, n_rows, bad_layers)
+        orphans = self._orphans()
+        found += [Finding("orphan", "", f"{key} belongs to no sequence", "deleted") for key in orphans]
+        if repair and orphans:
+            self._archive.tier.delete_many(orphans)
+        if repair:
+            self._archive.tier.flush()
+        return found
+
+    def _check_rows(self, entry: CatalogEntry) -> tuple[int, list[Finding]]:
+        """Return how many first rows are sound in all layers, and what is wrong with the others."""
+        n_rows, found = entry.n_rows, []
+        for layer, extents in enumerate(entry.layers):
+            first = 0
+            for ref in extents:
+                try:
+                    self._rows.read(self._archive.tier, layer, ref)
+                except (CorruptStoreError, UnsupportedFormatError) as error:
+                    n_rows = min(n_rows, first)
+                    found.append(Finding("rows", entry.name, str(error), f"cut to {n_rows} of {entry.n_rows} rows"))
+                first += ref.n_tokens
+        return n_rows, found
+
+    def _check_indexes(self, entry: CatalogEntry) -> Iterator[tuple[int, Finding]]:
+        for layer, ref in enumerate(entry.indexes):
+            if ref is None or ref.kind != self._builder.config.index.kind:
+                continue  # of other settings: it will be built again anyway
+            try:
+                decode_index(self._archive.load_index(ref, layer), self._builder, layer, ref.first_row)
+            except (CorruptStoreError, UnsupportedFormatError) as error:
+                yield layer, Finding("index", entry.name, str(error), "built again when the sequence is next used")
+
+    def _orphans(self) -> list[RecordKey]:
+        """Records that no entry names: what a save that did not finish has left."""
+        named = set(self._archive.named_keys())
+        return [key for key in self._archive.tier.iterate() if key not in named]

@@ -1,0 +1,111 @@
+"""The part of a store's API that has to do with its directory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Self, cast
+
+from kvstore.checking import Finding
+from kvstore.config import StoreConfig
+from kvstore.schema import Schema
+
+if TYPE_CHECKING:
+    from kvstore.persistence import Persistence
+    from kvstore.sequence import Sequence
+    from kvstore.store import KVStore
+
+
+class Durable:
+    """What `KVStore` does with a directory; mixed into it. Without one, in memory, there is little to do."""
+
+    _persistence: Persistence | None
+    _sequences: dict[str, Sequence]
+    _generation: int
+
+    if TYPE_CHECKING:
+
+        def __init__(self, schema: Schema, config: StoreConfig | None = None) -> None: ...
+
+    def _check_open(self) -> None:
+        raise NotImplementedError
+
+    def _check(self) -> None:
+        raise NotImplementedError
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        schema: Schema | None = None,
+        config: StoreConfig | None = None,
+        *,
+        readonly: bool = False,
+    ) -> Self:
+        """Open the store in a directory, or make one; sequences are read when they are first asked for.
+
+        Schema and settings may be left out where there is a store already: it is opened as it was last. One process
+        writes; others may open it `readonly`.
+        Raises `StoreLockedError`, `SchemaMismatchError`, `StorageError`, `CorruptStoreError`, `UnsupportedFormatError`.
+        """
+        from kvstore.directory import Directory
+        from kvstore.persistence import Persistence
+
+        directory = Directory(Path(path), schema, config, readonly=readonly)
+        try:
+            store = cls(directory.schema, directory.config)
+            store._persistence = Persistence(cast("KVStore", store), directory)
+        except BaseException:
+            directory.close()
+            raise
+        store._generation = store._persistence.last_generation + 1
+        return store
+
+    def flush(self) -> None:
+        """Have all committed rows in the directory when this returns; does nothing in memory.
+
+        They survive the end of the process then, however it comes. Raises `SpillFullError` or `StorageError`; nothing
+        is lost in memory, and what was on disk before stays.
+        """
+        self._check_open()
+        if self._persistence is not None:
+            self._persistence.flush(self._sequences.values())
+
+    def checkpoint(self) -> None:
+        """`flush`, with every index as it is now, and wait until a loss of power cannot take it back."""
+        self._check_open()
+        if self._persistence is not None:
+            self._persistence.checkpoint(self._sequences.values())
+
+    def check(self, *, repair: bool = False) -> list[Finding]:
+        """Compare memory and directory with themselves and each other; returns what is wrong, nothing if all is well.
+
+        With `repair` lost and damaged records are written again from memory where the sequence is there; else it is cut
+        to its sound rows; indexes are built again, and records that no sequence names are deleted. O(bytes on disk).
+        """
+        self._check_open()
+        found = []
+        try:
+            self._check()
+        except AssertionError as error:
+            found.append(Finding("memory", "", f"the books do not balance: {error}", "open the store again"))
+        if self._persistence is not None:
+            if not self._persistence.readonly:
+                self.flush()
+            found += self._persistence.check(repair)
+        return found
+
+    def vacuum(self) -> int:
+        """Give the disk the room back that dropped sequences have left; returns bytes."""
+        self._check_writable()
+        return self._persistence.vacuum() if self._persistence is not None else 0
+
+    def _committed(self, seq: Sequence) -> None:
+        """Called by a sequence whose step has committed."""
+        if self._persistence is not None:
+            self._persistence.committed(seq)
+
+    def _check_writable(self) -> None:
+        self._check_open()
+        if self._persistence is not None:
+            self._persistence.check_writable()
