@@ -8,11 +8,12 @@ DEMO_STAMP := $(VENV)/.demo-installed
 # An OpenMP thread that spins while it waits makes a busy machine several times slower.
 export OMP_WAIT_POLICY = passive
 
-.PHONY: help venv demo test test-all lint bench clean
+.PHONY: help venv demo demo-restart test test-all lint bench clean
 
 help:
 	@echo "make venv      install the package and its tools into $(VENV)"
 	@echo "make demo      a real model answers a question about a long text, reading a tenth of it a step"
+	@echo "make demo-restart  one process reads a text and ends; the next asks about it without reading it again"
 	@echo "make test      the test suite (minutes)"
 	@echo "make test-all  the same with the long tests"
 	@echo "make lint      ruff and mypy"
@@ -36,6 +37,16 @@ $(DEMO_STAMP): $(STAMP)
 
 demo: $(DEMO_STAMP)
 	$(BIN)/kvstore demo
+
+# Two processes: the first reads 6,000 words, the second finds them on disk.
+demo-restart: $(DEMO_STAMP)
+	rm -rf build/restart && mkdir -p build/restart
+	head -c 30000 kvstore/demo/data/*.txt > build/restart/book.txt
+	cd build/restart && cat book.txt > first.txt && echo "In one sentence: whom is this text about?" >> first.txt
+	cd build/restart && cat book.txt > second.txt && echo "In one sentence: where was he born?" >> second.txt
+	$(BIN)/kvstore generate --store build/restart/book.kv --prompt-file build/restart/first.txt --max-new-tokens 32
+	$(BIN)/kvstore generate --store build/restart/book.kv --prompt-file build/restart/second.txt --max-new-tokens 32
+	$(BIN)/kvstore inspect build/restart/book.kv
 
 test: $(DEMO_STAMP)
 	$(BIN)/python -m pytest -q -n 2 -m "not slow"

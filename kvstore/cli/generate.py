@@ -14,7 +14,8 @@ from kvstore.config import StoreConfig
 
 EXAMPLES = (
     "Examples:\n\nkvstore generate --prompt-file question.txt\n\n"
-    "kvstore generate --model ./qwen3 --prompt-file book.txt --budget 512"
+    "kvstore generate --model ./qwen3 --prompt-file book.txt --budget 512\n\n"
+    "kvstore generate --prompt-file book_and_question.txt --store book.kv"
 )
 
 
@@ -33,6 +34,10 @@ def generate(
             show_default=False,
         ),
     ] = None,
+    store: Annotated[
+        Path | None,
+        typer.Option("--store", metavar="DIR", help="Keep what is read here; what is here already is not read again."),
+    ] = None,
     sinks: Annotated[int, typer.Option("--sinks", metavar="N", help="First rows, read in every step.")] = 4,
     window: Annotated[int, typer.Option("--window", metavar="N", help="Last rows, read in every step.")] = 64,
     dtype: DtypeOption = Dtype.float32,
@@ -41,16 +46,24 @@ def generate(
 ) -> None:
     """Continue a text, greedily, reading a part of the KV cache a step.
 
-    The text goes to stdout as it comes, then a line with figures to stderr. The prompt is read densely.
+    The text goes to stdout as it comes, then a line with figures to stderr. The prompt is read densely. With --store
+    the tokens that a prompt has in common with one before, from the first on, are taken from the disk.
     """
     with one_line_errors():
         config = StoreConfig(budget=parse_budget(budget), sinks=sinks, window=window)
         with threads(threads_):
-            _run(prompt_file, model, dtype, config, max_new_tokens, chat, as_json)
+            _run(prompt_file, model, dtype, config, max_new_tokens, chat, store, as_json)
 
 
 def _run(
-    prompt_file: Path, model: Path | None, dtype: str, config: StoreConfig, n_new: int, chat: bool | None, as_json: bool
+    prompt_file: Path,
+    model: Path | None,
+    dtype: str,
+    config: StoreConfig,
+    n_new: int,
+    chat: bool | None,
+    store: Path | None,
+    as_json: bool,
 ) -> None:
     from kvstore.adapters.model_files import load_model
     from kvstore.cli.generation import generate_text
@@ -62,7 +75,7 @@ def _run(
         loaded = load_model(model, str(dtype), stages)
     prompt = encode_prompt(loaded, text, chat)
     check_length(loaded, len(prompt), n_new)
-    result = generate_text(loaded, prompt, config, n_new, _silent if as_json else _print)
+    result = generate_text(loaded, prompt, config, n_new, _silent if as_json else _print, store)
     if as_json:
         typer.echo(json.dumps(result.as_dict()))
         return

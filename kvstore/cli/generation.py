@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
 
-from kvstore.adapters.hf import StoreCache, cache_argument, use_store_attention
+from kvstore.adapters.hf import StoreCache, cache_argument, open_store, use_store_attention
+from kvstore.adapters.hf.kept_text import kept_text
 from kvstore.adapters.model_files import LoadedModel
 from kvstore.adapters.quiet import quiet_transformers
 from kvstore.budget import Budget
@@ -24,7 +27,7 @@ class Generation:
     Attributes:
         model, text: name of the model, and what it wrote.
         budget: rows that a step was allowed to read.
-        n_prompt_tokens, n_new_tokens: lengths.
+        n_prompt_tokens, n_new_tokens: lengths. n_stored_tokens: of the prompt, those that were in the store already.
         first_token_s: seconds from the prompt to the first new token.
         tokens_per_s: new tokens a second after the first; 0 for a single one.
         rows_share: rows that the decode steps read, as a share of those there were.
@@ -41,6 +44,10 @@ class Generation:
     rows_share: float
     index_bytes_per_key: float
     key_bytes: int
+    n_stored_tokens: int = 0
+
+    def _stored(self) -> str:
+        return f", {self.n_stored_tokens} of them stored before" if self.n_stored_tokens else ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain values, ready for JSON."""
@@ -50,27 +57,37 @@ class Generation:
         index = f"index {self.index_bytes_per_key:.1f} of {self.key_bytes} bytes a key"
         return (
             f"{self.n_new_tokens} tokens, {self.tokens_per_s:.1f} a second; first after {self.first_token_s:.1f} s "
-            f"({self.n_prompt_tokens} of prompt); steps read {self.rows_share:.1%} of the rows; "
+            f"({self.n_prompt_tokens} of prompt{self._stored()}); steps read {self.rows_share:.1%} of the rows; "
             f"{index if self.index_bytes_per_key else 'no index'}"
         )
 
 
 def generate_text(
-    loaded: LoadedModel, prompt: list[int], config: StoreConfig, n_new: int, emit: Callable[[str], None]
+    loaded: LoadedModel,
+    prompt: list[int],
+    config: StoreConfig,
+    n_new: int,
+    emit: Callable[[str], None],
+    path: Path | None = None,
 ) -> Generation:
     """Continue a prompt by at most n_new tokens, greedily; `emit` is given the text as it comes.
 
-    Raises `UnsupportedModelError` when the store cannot serve the model.
+    With `path` what is read is kept in a store there, and what is there already is not read again. Raises
+    `UnsupportedModelError` when the store cannot serve the model, and what opening the store raises.
     """
-    cache = StoreCache(loaded.model, config=config)
     stream = TextStream(loaded.tokenizer, emit)
     started = perf_counter()
-    try:
-        with use_store_attention(loaded.model), quiet_transformers():
+    with use_store_attention(loaded.model), quiet_transformers():
+        if path is not None:
+            with open_store(path, loaded.model, config) as store, kept_text(loaded.model, store, prompt) as kept:
+                kept.cache.set_budget(config.budget)
+                _generate(loaded.model, prompt, n_new, kept.cache, stream)
+                kept.tokens = [*prompt, *stream.tokens]
+                found = _result(loaded, kept.cache, config.budget, len(prompt), stream, started)
+                return replace(found, n_stored_tokens=kept.n_stored)
+        with closing(StoreCache(loaded.model, config=config)) as cache:
             _generate(loaded.model, prompt, n_new, cache, stream)
-        return _result(loaded, cache, config.budget, len(prompt), stream, started)
-    finally:
-        cache.close()
+            return _result(loaded, cache, config.budget, len(prompt), stream, started)
 
 
 @torch.inference_mode()

@@ -21,20 +21,18 @@ from kvstore.errors import (
     SpillFullError,
     StorageError,
     StoreLockedError,
-    UnsupportedFormatError,
 )
 from kvstore.storage.buffers import Buffers
 from kvstore.storage.files import Hook, check_regular, disk_error, no_hook
-from kvstore.storage.key import SEQUENCE_BYTES, Kind, RecordKey
+from kvstore.storage.identity import IDENTITY, identity_of, store_id_in
+from kvstore.storage.key import RecordKey
 from kvstore.storage.record import Record, decode_record, encode_record
-from kvstore.storage.spill_files import check_lock_file, make_room, put_in_place
+from kvstore.storage.spill_files import check_lock_file, extend, make_room, put_in_place
 from kvstore.storage.spill_settings import SpillSettings
-from kvstore.storage.usage import Usage
+from kvstore.storage.usage import Usage, too_full
 from kvstore.storage.write_queue import Batch, size_of
 
-IDENTITY = RecordKey(Kind.IDENTITY, bytes(SEQUENCE_BYTES), 0)
 _IDENTITY_KEY = IDENTITY.pack()
-_OURS = b"kvstore spill\0"
 _DAMAGED = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.VersionMismatchError)
 
 
@@ -65,7 +63,7 @@ class LmdbFile:
         env = _open(part, settings)
         try:
             with _translated(part), env.begin(write=True) as txn:
-                txn.put(_IDENTITY_KEY, encode_record(Record(IDENTITY, _OURS + store_id)))
+                txn.put(_IDENTITY_KEY, encode_record(identity_of(store_id)))
             env.sync(True)
         finally:
             env.close()
@@ -120,7 +118,9 @@ class LmdbFile:
             return self._write_once(batches, usage, buffers, hook)
         except lmdb.MapFullError as error:
             why = "no run of free pages is long enough"
-            raise SpillFullError(_too_full(batches, usage, self._writable, why)) from error
+            raise SpillFullError(
+                too_full(sum(batch.n_bytes for batch in batches), usage, self._writable, why)
+            ) from error
 
     def copy_to(self, part: Path) -> None:
         """Write a compact copy that is on disk when this returns; nothing may lie there."""
@@ -188,23 +188,14 @@ class LmdbFile:
                 f"{self.path} has {size} bytes, its pages {needed}: it was cut off, or its writer was killed; "
                 f"open it once to write, then it can be read"
             )
-        handle = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            os.ftruncate(handle, needed)
-        finally:
-            os.close(handle)
+        extend(self.path, needed)
 
     def _read_identity(self) -> bytes:
         try:
             [record] = self.read([IDENTITY])
         except CorruptStoreError:
             record = None
-        if record is None:
-            raise UnsupportedFormatError(f"{self.path} was not written by kvstore; move it elsewhere")
-        payload = bytes(record.payload)
-        if not payload.startswith(_OURS) or len(payload) != len(_OURS) + SEQUENCE_BYTES:
-            raise UnsupportedFormatError(f"{self.path} names itself {payload[:32]!r}; a newer version wrote it")
-        return payload[len(_OURS) :]
+        return store_id_in(record, self.path)
 
     @contextmanager
     def _reading(self) -> Iterator[Any]:
@@ -218,19 +209,19 @@ class LmdbFile:
                 yield txn
 
     def _write_once(self, batches: Sequence[Batch], usage: Usage, buffers: Buffers, hook: Hook) -> Usage:
-        before = usage
+        before, wanted = usage, sum(batch.n_bytes for batch in batches)
         try:
             with self._env.begin(write=True, buffers=True) as txn:
                 for batch in batches:
                     usage = _apply(txn, batch, usage, buffers, hook)
                 if usage.page_bytes > self._writable.capacity_bytes and usage.page_bytes > before.page_bytes:
-                    raise SpillFullError(_too_full(batches, before, self._writable, "spill_bytes is reached"))
+                    raise SpillFullError(too_full(wanted, before, self._writable, "spill_bytes is reached"))
                 hook("spill.before_commit")
             hook("spill.committed")
         except lmdb.MapFullError:
             raise
         except lmdb.Error as error:
-            raise self._refused(batches, error) from error
+            raise self._refused(wanted, error) from error
         return usage
 
     def _free_pages(self) -> None:
@@ -241,10 +232,10 @@ class LmdbFile:
                 with self._env.begin(write=True) as txn:
                     txn.put(_IDENTITY_KEY, txn.get(_IDENTITY_KEY) or b"")
 
-    def _refused(self, batches: Sequence[Batch], error: lmdb.Error) -> KVStoreError:
+    def _refused(self, wanted: int, error: lmdb.Error) -> KVStoreError:
         """Return the error for a transaction that failed: LMDB says "input/output error" for a full disk too."""
         state = os.statvfs(self.path)
-        free, wanted = state.f_bavail * state.f_frsize, sum(batch.n_bytes for batch in batches)
+        free = state.f_bavail * state.f_frsize
         if free <= 2 * wanted:
             return SpillFullError(
                 f"{self.path}: {wanted} bytes could not be written, the disk has {free} free ({error}); free some"
@@ -312,11 +303,3 @@ def _as_ours(path: Path, error: lmdb.Error) -> KVStoreError:
     if isinstance(error, lmdb.ReadersFullError):
         return StorageError(f"{path} has as many readers as max_readers allows ({error}); close some or raise it")
     return StorageError(f"{path}: {error}; check the disk and this user's rights, then open the store again")
-
-
-def _too_full(batches: Sequence[Batch], usage: Usage, settings: SpillSettings, why: str) -> str:
-    return (
-        f"{len(batches)} batches of {sum(batch.n_bytes for batch in batches)} bytes do not fit: {usage.page_bytes} of "
-        f"{settings.capacity_bytes} bytes for records are used (spill_bytes={settings.spill_bytes}; {why}); drop a "
-        f"sequence, call vacuum(), or open with a larger spill_bytes"
-    )

@@ -15,14 +15,7 @@ from kvstore.storage.gate import Gate
 from kvstore.storage.key import KEY_BYTES, SEQUENCE_BYTES, RecordKey
 from kvstore.storage.lmdb_file import LmdbFile
 from kvstore.storage.record import Encoded, Record, check_record, decode_record, encode_record
-from kvstore.storage.spill_files import (
-    data_path,
-    find_data,
-    lock_path,
-    make_room,
-    number_of,
-    remove_others,
-)
+from kvstore.storage.spill_files import data_path, find_data, lock_path, make_room, number_of, remove_others
 from kvstore.storage.spill_settings import SpillSettings
 from kvstore.storage.tier import Tier
 from kvstore.storage.usage import Usage
@@ -83,9 +76,9 @@ class LmdbTier(Tier):
         """Return records from the queue or the file."""
         self._check_usable()
         keys = list(keys)
-        if self._queue is None:
-            return self._read_file(keys)
         # The queue first: what is no longer in it when it is asked is in the file by the time that is read.
+        if self._queue is None or not self._queue.waiting_bytes:
+            return self._read_file(keys)
         packed = [key.pack() for key in keys]
         waiting = self._queue.find(packed)
         if None not in waiting or not any(waiting):

@@ -64,10 +64,16 @@ class Manifest:
         """Return the manifest to write last, when everything else is on disk."""
         return replace(self, clean=True)
 
-    def check_schema(self, schema: Mapping[str, Any], path: Path | str = "the store") -> None:
-        """Raise `SchemaMismatchError` for the first field in which another schema (plain values) differs."""
+    def check_schema(
+        self, schema: Mapping[str, Any], path: Path | str = "the store", *, defaults: Mapping[str, Any] | None = None
+    ) -> None:
+        """Raise `SchemaMismatchError` for the first field in which another schema (plain values) differs.
+
+        `defaults` says what a field meant before it existed, for directories that do not have it.
+        """
+        known = {**(defaults or {}), **self.schema}
         for name in sorted({*self.schema, *schema}):
-            stored, wanted = self.schema.get(name, "absent"), schema.get(name, "absent")
+            stored, wanted = known.get(name, "absent"), schema.get(name, "absent")
             if stored != wanted or type(stored) is not type(wanted):
                 raise SchemaMismatchError(
                     f"{name} is {_short(stored)} in {path}, but {_short(wanted)} in the schema given; "

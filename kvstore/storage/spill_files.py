@@ -83,3 +83,12 @@ def check_lock_file(path: Path) -> None:
     """Raise `CorruptStoreError` if LMDB's lock file is a link or no file: LMDB would follow it, and write there."""
     if os.path.lexists(lock_path(path)):
         check_regular(lock_path(path))
+
+
+def extend(path: Path, n_bytes: int) -> None:
+    """Make a file longer; what is added reads as zeros."""
+    handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.ftruncate(handle, n_bytes)
+    finally:
+        os.close(handle)

@@ -29,7 +29,7 @@ class SpillSettings:
 
     spill_bytes: int
     durability: str = "process"
-    queue_bytes: int = 16 * MIB
+    queue_bytes: int = 32 * MIB
     commit_bytes: int = 8 * MIB
     when_full: str = "block"
     max_readers: int = 126

@@ -133,3 +133,24 @@ def test_usage_errors_exit_with_2(run, model_dir, prompt):
     assert run("generate", "--prompt-file", prompt, "--max-new-tokens", 0).exit_code == 2
     assert run("generate", "--prompt-file", prompt, "--threads", 0).exit_code == 2
     assert run("no-such-command").exit_code == 2
+
+
+def test_what_a_store_has_is_not_read_again(run, model_dir, tmp_path):
+    book = "the text of a book that tells a magic number, and then the other text. " * 8
+    first, second = tmp_path / "first.txt", tmp_path / "second.txt"
+    first.write_text(book + "what is it?")
+    second.write_text(book + "and who wrote it?")
+    common = ("generate", "--model", model_dir, "--raw", "--max-new-tokens", "4", "--budget", "all", "--json")
+    store = ("--store", tmp_path / "book.kv")
+    fresh = json.loads(run(*common, "--prompt-file", second).stdout)
+    before = json.loads(run(*common, *store, "--prompt-file", first).stdout)
+    after = json.loads(run(*common, *store, "--prompt-file", second).stdout)
+    again = json.loads(run(*common, *store, "--prompt-file", second).stdout)
+    assert before["n_stored_tokens"] == 0
+    assert 0.8 * after["n_prompt_tokens"] < after["n_stored_tokens"] < after["n_prompt_tokens"]
+    assert again["n_stored_tokens"] == again["n_prompt_tokens"] - 1
+    assert after["text"] == again["text"] == fresh["text"]
+    result = run(*common[:-1], *store, "--prompt-file", first)
+    assert "of them stored before" in result.stderr
+    shown = json.loads(run("inspect", tmp_path / "book.kv", "--json").stdout)
+    assert len(shown["sequences"]) >= 2
