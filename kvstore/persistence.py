@@ -56,6 +56,11 @@ class Persistence:
         return self._directory.tier.n_bytes
 
     @property
+    def queued_bytes(self) -> int:
+        """Bytes of records that wait to be written."""
+        return self._directory.tier.queued_bytes
+
+    @property
     def last_generation(self) -> int:
         """The highest generation of a stored sequence, -1 when there is none."""
         return max((entry.generation for entry in self._archive.entries.values()), default=-1)

@@ -240,7 +240,7 @@ class KVStore(Queries, Durable):
         keepers = [keeper for seq in self._sequences.values() for keeper in seq._indexes]
         indexes = [keeper.index for keeper in keepers if keeper.index is not None]
         return StoreStats(
-            sequences=len(self._sequences),
+            sequences=len(self),
             rows=sum(len(seq) for seq in self._sequences.values()),
             blocks=self.heap.used_blocks,
             heap_used_bytes=self.heap.used_bytes,
@@ -251,6 +251,8 @@ class KVStore(Queries, Durable):
             index_builds=sum(keeper.n_builds for keeper in keepers),
             codebook_bytes=self.codebooks.nbytes,
             drift=max((keeper.drift_ratio or 0.0 for keeper in keepers), default=0.0),
+            disk_bytes=self._persistence.n_bytes if self._persistence is not None else 0,
+            queued_bytes=self._persistence.queued_bytes if self._persistence is not None else 0,
             counters=replace(self.counters, attends=dict(self.counters.attends)),
         )
 
