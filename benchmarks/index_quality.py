@@ -15,7 +15,7 @@ import typer
 
 from benchmarks import inputs
 from benchmarks.report import Metric, Report
-from benchmarks.setup import machine_with_peers, set_threads, show
+from benchmarks.setup import machine_with_peers, reported, set_threads
 from benchmarks.timing import Tell
 
 if TYPE_CHECKING:
@@ -238,22 +238,16 @@ def main(
 ) -> None:
     """Quality of every kind of index on traces, beside exact selection and FAISS at equal bytes."""
     set_threads(threads)
-    from benchmarks.progress import Progress
     from kvstore.traces import read_traces
 
     options = Options(shares=(0.1,), kl_places=1, kl_context=1024, kl_tokens=32) if quick else Options()
     report = Report("index quality", machine_with_peers())
-    try:
-        with Progress() as tell:
-            mine = read_traces(traces)[: 1 if quick else None]
-            others = read_traces(other) if other is not None else []
-            run_quality(mine, others, replace(options, faiss=faiss), report, tell)
-            if kl:
-                _run_kl(model, text, options, report, tell)
-    finally:
-        show(report)
-    if json is not None:
-        report.write(json)
+    with reported(report, json) as tell:
+        mine = read_traces(traces)[: 1 if quick else None]
+        others = read_traces(other) if other is not None else []
+        run_quality(mine, others, replace(options, faiss=faiss), report, tell)
+        if kl:
+            _run_kl(model, text, options, report, tell)
 
 
 def _run_kl(path: str | None, text: Path | None, options: Options, report: Report, tell: Tell) -> None:

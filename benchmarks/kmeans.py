@@ -17,7 +17,7 @@ import numpy as np
 import typer
 
 from benchmarks.report import Metric, Report
-from benchmarks.setup import machine_with_peers, only_threads, set_threads, show
+from benchmarks.setup import machine_with_peers, only_threads, reported, set_threads
 from benchmarks.synthetic import FloatArray, Rows, make_rows
 from benchmarks.timing import Contender, Tell, interleave, medians
 
@@ -188,16 +188,10 @@ def main(
 ) -> None:
     """Training and encoding beside FAISS and scikit-learn."""
     set_threads(threads)
-    from benchmarks.progress import Progress
 
     report = Report("kmeans", machine_with_peers())
-    try:
-        with Progress() as tell:
-            run_kmeans(QUICK if quick else Options(), report, tell)
-    finally:
-        show(report)
-    if json is not None:
-        report.write(json)
+    with reported(report, json) as tell:
+        run_kmeans(QUICK if quick else Options(), report, tell)
 
 
 if __name__ == "__main__":

@@ -266,20 +266,14 @@ def main(
     """Hit rates of every replacement policy beside Belady's, and the cost of lookups beside cachetools'."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch
     from benchmarks.machine import describe_machine
-    from benchmarks.progress import Progress
-    from benchmarks.setup import show
+    from benchmarks.setup import reported
 
     options = QUICK if quick else Options()
     report = Report("pool", describe_machine())
-    try:
-        with Progress() as tell:
-            add_costs(options, report, tell)
-            found = read_block_trace(trace) if trace is not None and trace.exists() else _record(options, trace, tell)
-            add_hit_rates(found.in_blocks_of(options.block_tokens), options, report, tell)
-    finally:
-        show(report)
-    if json is not None:
-        report.write(json)
+    with reported(report, json) as tell:
+        add_costs(options, report, tell)
+        found = read_block_trace(trace) if trace is not None and trace.exists() else _record(options, trace, tell)
+        add_hit_rates(found.in_blocks_of(options.block_tokens), options, report, tell)
 
 
 def _record(options: Options, path: Path | None, tell: Tell) -> BlockTrace:

@@ -194,24 +194,18 @@ def main(
 
     from benchmarks import inputs
     from benchmarks.machine import describe_machine
-    from benchmarks.progress import Progress
-    from benchmarks.setup import show
+    from benchmarks.setup import reported
     from kvstore.adapters.model_files import load_model
 
     base = QUICK if quick else Options()
     options = Options(base.lengths, repeats or base.repeats)
     report = Report("restart", describe_machine())
-    try:
-        with Progress() as tell:
-            tokenizer = load_model(model, report=tell).tokenizer
-            ids = inputs.tokens_of(inputs.read_text(text), tokenizer)
-            if len(ids) <= max(options.lengths):
-                raise typer.BadParameter(f"the text has {len(ids)} tokens; {max(options.lengths) + 1} are needed")
-            run_restart(partial(inputs.load_model_only, model), ids, options, report, tell)
-    finally:
-        show(report)
-    if json is not None:
-        report.write(json)
+    with reported(report, json) as tell:
+        tokenizer = load_model(model, report=tell).tokenizer
+        ids = inputs.tokens_of(inputs.read_text(text), tokenizer)
+        if len(ids) <= max(options.lengths):
+            raise typer.BadParameter(f"the text has {len(ids)} tokens; {max(options.lengths) + 1} are needed")
+        run_restart(partial(inputs.load_model_only, model), ids, options, report, tell)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,12 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from benchmarks.progress import Progress
+    from benchmarks.report import Report
 
 
 def set_threads(count: int) -> None:
@@ -45,7 +50,21 @@ def machine_with_peers() -> dict[str, Any]:
     return {**describe_machine(), **peers}
 
 
-def show(report: Any) -> None:
+@contextmanager
+def reported(report: Report, file: Path | None) -> Iterator[Progress]:
+    """Give the progress of a run; at its end show the report, and write it to a file if the run is complete."""
+    from benchmarks.progress import Progress
+
+    try:
+        with Progress() as tell:
+            yield tell
+    finally:
+        show(report)
+    if file is not None:
+        report.write(file)
+
+
+def show(report: Report) -> None:
     """Print the rows that a run has so far, if any."""
     from rich.console import Console
 

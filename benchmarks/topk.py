@@ -16,7 +16,7 @@ import numpy as np
 import typer
 
 from benchmarks.report import Metric, Report
-from benchmarks.setup import machine_with_peers, set_threads, show
+from benchmarks.setup import machine_with_peers, reported, set_threads
 from benchmarks.synthetic import Rows, make_rows
 from benchmarks.timing import Contender, Tell, interleave, medians
 
@@ -230,16 +230,10 @@ def main(
 ) -> None:
     """Time and recall of top-k search beside exact torch and FAISS."""
     set_threads(threads)
-    from benchmarks.progress import Progress
 
     report = Report("topk", machine_with_peers())
-    try:
-        with Progress() as tell:
-            run_topk(QUICK if quick else Options(), report, tell)
-    finally:
-        show(report)
-    if json is not None:
-        report.write(json)
+    with reported(report, json) as tell:
+        run_topk(QUICK if quick else Options(), report, tell)
 
 
 if __name__ == "__main__":

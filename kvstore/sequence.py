@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceABC
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -14,27 +14,24 @@ import torch
 from kvstore.budget import Budget, check_budget
 from kvstore.errors import ConfigError, InvalidQueryError, SequenceNotFoundError, StepError
 from kvstore.index.runs import Runs
+from kvstore.reads import Reads
 from kvstore.saved import Saved
 from kvstore.table import Table
 from kvstore.table_indexes import TableIndexes
 from kvstore.tokens import Tokens
-from kvstore.topk import TopK
 from kvstore.validate import (
-    check_head,
     check_layer,
     check_positions,
-    check_row_ids,
     check_rows,
     is_integer,
     query_sample,
 )
 
 if TYPE_CHECKING:
-    from kvstore.explain import Explanation
     from kvstore.store import KVStore
 
 
-class Sequence:
+class Sequence(Reads):
     """Rows of one request. Made by `KVStore.create`; rows enter in steps, all layers or none.
 
     `len(seq)` is the committed length: readers see those rows, and since tables are append-only that number is a
@@ -188,11 +185,6 @@ class Sequence:
             table.truncate(self._n_rows)
         self._close_step()
 
-    def n_rows(self, layer: int) -> int:
-        """Rows of one layer, those of the open step included."""
-        check_layer(self._schema, layer)
-        return self._tables[layer].n_rows
-
     def observe_queries(self, layer: int, q: torch.Tensor) -> None:
         """Say what queries of a prompt are like, q [n_q_heads, n, head_dim], before its step commits.
 
@@ -202,48 +194,6 @@ class Sequence:
         self._check_usable()
         check_layer(self._schema, layer)
         self._indexes[layer].observe_queries(query_sample(self._schema, q))
-
-    def attend(
-        self, layer: int, q: torch.Tensor, *, budget: Budget | str = "sequence", scale: float | None = None
-    ) -> torch.Tensor:
-        """Attention of one token's queries over this layer's rows: plan, search, rerank, fetch, softmax.
-
-        q [n_q_heads, head_dim] -> [n_q_heads, value_dim] in q's dtype. `budget` overrides the sequence's, `scale` the
-        schema's. Query heads h * group .. (h + 1) * group - 1 belong to KV head h.
-        """
-        batch = q[None] if isinstance(q, torch.Tensor) else q
-        return self._store.attend(layer, [self], batch, budget=budget, scale=scale)[0]
-
-    def topk(self, layer: int, head: int, q: torch.Tensor, k: int, **options: Any) -> TopK:
-        """Like `KVStore.topk`, for this sequence."""
-        return self._store.topk(layer, head, q, k, sequence=self, **options)
-
-    def fetch(
-        self, layer: int, head: int, positions: npt.ArrayLike | torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copy rows of one KV head, in the order asked for: keys [n, head_dim], values [n, value_dim], bit for bit."""
-        self._check_usable()
-        check_layer(self._schema, layer)
-        check_head(self._schema, head)
-        return self._tables[layer].gather(head, check_row_ids(positions, self._n_rows))
-
-    def read(self, layer: int, start: int = 0, stop: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copy a range of rows, those of the open step included: [n_kv_heads, stop - start, dim] each."""
-        self._check_usable()
-        check_layer(self._schema, layer)
-        n = self._tables[layer].n_rows
-        stop = n if stop is None else stop
-        if not 0 <= start <= stop <= n:
-            raise InvalidQueryError(f"rows [{start}, {stop}) are not within the {n} rows of layer {layer}")
-        return self._tables[layer].read(start, stop)
-
-    def positions(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.int64]:
-        """Return the RoPE positions of the committed rows [start, stop), int64 [stop - start]."""
-        self._check_usable()
-        stop = self._n_rows if stop is None else stop
-        if not 0 <= start <= stop <= self._n_rows:
-            raise InvalidQueryError(f"rows [{start}, {stop}) are not within the {self._n_rows} committed rows")
-        return self._positions.at(np.arange(start, stop))
 
     def truncate(self, n_rows: int) -> None:
         """Forget the rows from n_rows on, in all layers; raises `InvalidQueryError` if there are fewer."""
@@ -288,12 +238,6 @@ class Sequence:
         """
         layers = self._between_steps("reindex", layer)
         self._indexes.reindex(self._tables, self._positions, self._first_row, layers, background)
-
-    def explain(
-        self, layer: int, q: torch.Tensor, *, analyze: bool = False, budget: Budget | str = "sequence"
-    ) -> Explanation:
-        """Say what `attend` would do; with `analyze=True` do it, time it and measure the attention mass caught."""
-        return self._store.explain(self, layer, q, analyze=analyze, budget=budget)
 
     def _train_codebooks(self, layer: int | None) -> None:
         layers = self._between_steps("train_codebooks", layer)
