@@ -21,6 +21,8 @@ from kvstore.storage.tier import Tier
 from kvstore.storage.usage import Usage
 from kvstore.storage.write_queue import Batch, Waiting, WriteQueue
 
+TRIES = 3  # of a reader whose file is replaced, by a vacuum, between finding and opening it
+
 
 class LmdbTier(Tier):
     """Records in an LMDB file, written by a thread of its own, read by any thread and by other processes.
@@ -200,11 +202,9 @@ class LmdbTier(Tier):
             self._file.close()
 
     def _open_file(self, store_id: bytes | None, live: bool) -> LmdbFile:
-        path = find_data(self.folder)
         if self.settings is None:
-            if path is None:
-                raise StorageError(f"{self.folder} holds no spill; open it without readonly to make one")
-            return LmdbFile(path, None, verified=live)
+            return self._open_to_read(live)
+        path = find_data(self.folder)
         if path is None:
             path = data_path(self.folder, 1)
             try:
@@ -213,6 +213,18 @@ class LmdbTier(Tier):
             except OSError as error:
                 raise disk_error(f"{path} cannot be made", error) from error
         return LmdbFile(path, self.settings)
+
+    def _open_to_read(self, live: bool) -> LmdbFile:
+        for _ in range(TRIES):
+            path = find_data(self.folder)
+            if path is None:
+                raise StorageError(f"{self.folder} holds no spill; open it without readonly to make one")
+            try:
+                return LmdbFile(path, None, verified=live)
+            except OSError:
+                if os.path.lexists(path):
+                    raise
+        raise StorageError(f"{self.folder}: its data file was replaced {TRIES} times in a row; try again")
 
     def _prepare(self, store_id: bytes | None) -> None:
         if store_id is not None and store_id != self.store_id:
@@ -266,9 +278,8 @@ class LmdbTier(Tier):
     def _follow(self) -> None:
         with self._gate.exclusive():
             self._check_usable()
-            path = find_data(self.folder)
-            if path is not None and path != self._file.path:
-                file = LmdbFile(path, None, verified=True)  # the writer that made it vouches
+            if not os.path.lexists(self._file.path) and find_data(self.folder) is not None:
+                file = self._open_to_read(live=True)  # the writer that made it vouches
                 self._file.close()
                 self._file = file
 

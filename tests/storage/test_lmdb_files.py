@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import threading
+import time
 
 import lmdb
 import pytest
@@ -13,8 +15,9 @@ from kvstore.errors import (
     StoreLockedError,
     UnsupportedFormatError,
 )
+from kvstore.storage import lmdb_tier
+from kvstore.storage.identity import IDENTITY
 from kvstore.storage.key import KEY_BYTES
-from kvstore.storage.lmdb_file import IDENTITY
 from kvstore.storage.lmdb_tier import LmdbTier
 from kvstore.storage.record import Record, encode_record
 from kvstore.storage.spill_settings import MIB, SpillSettings
@@ -174,6 +177,21 @@ def test_nothing_can_be_written_to_a_spill_opened_to_be_read(folder):
         assert (tier.n_records, tier.n_bytes, tier.written) == (5, 5 * 3080, 0)
 
 
+def test_a_reader_whose_file_is_replaced_while_it_opens_it_takes_the_next(folder, monkeypatch):
+    real, left = lmdb_tier.find_data, iter([True, True, False])
+
+    def find_late(place):
+        return place / "spill-000000.mdb" if next(left) else real(place)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lmdb_tier, "find_data", find_late)
+        with LmdbTier(folder, readonly=True) as tier:
+            assert tier.n_records == 5
+        left = iter([True] * 3)
+        with pytest.raises(StorageError, match="replaced 3 times in a row"):
+            LmdbTier(folder, readonly=True)
+
+
 def test_a_spill_that_is_not_there_cannot_be_read(tmp_path):
     for folder in (tmp_path, tmp_path / "none"):
         with pytest.raises(StorageError, match="holds no spill"):
@@ -228,3 +246,69 @@ with LmdbTier(sys.argv[1], SpillSettings(64 << 20)) as tier:
 print(tracemalloc.get_traced_memory()[1])
 """
     assert int(run_python(code, folder)) < 4 << 20
+
+
+@pytest.mark.parametrize("call", ["rename", "fsync", "mkdir"])
+def test_each_call_that_fails_while_a_spill_is_made_leaves_none_or_a_sound_one(tmp_path, monkeypatch, call):
+    real, n = getattr(os, call), 0
+    while True:
+        n += 1
+        folder, left = tmp_path / str(n), iter(range(1, 100))
+
+        def failing(*args, left=left, n=n, **kwargs):
+            if next(left) == n:
+                raise OSError(28, "made to fail")
+            return real(*args, **kwargs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, failing)
+            with contextlib.suppress(StorageError):
+                LmdbTier(folder, SETTINGS).close()
+            reached = next(left) > n
+        with LmdbTier(folder, SETTINGS) as tier:
+            tier.put_many([opaque()])
+            tier._check()
+        assert sorted(os.listdir(folder)) == [DATA, LOCK]
+        if not reached:
+            break
+    assert 1 < n < 20
+
+
+def test_memory_that_runs_out_within_a_batch_keeps_nothing_of_it(tmp_path, monkeypatch):
+    with LmdbTier(tmp_path, SETTINGS) as tier:
+        tier.put_many([opaque(0, seed=7)])
+        left = iter([False, False, True])
+
+        def fail_third(record, buffers=None):
+            if next(left):
+                raise MemoryError("made to fail")
+            return encode_record(record, buffers)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(lmdb_tier, "encode_record", fail_third)
+            with pytest.raises(MemoryError):
+                tier.put_many(opaque(i) for i in range(4))
+        assert tier.get_many(opaque(i).key for i in range(4)) == [opaque(0, seed=7), None, None, None]
+        tier._check()
+
+
+def test_a_slow_disk_and_a_small_queue_only_take_longer(tmp_path):
+    def slow(point):
+        if point == "spill.before_commit":
+            time.sleep(0.002)
+
+    settings = SpillSettings(8 * MIB, queue_bytes=10_000, commit_bytes=5000)
+    with LmdbTier(tmp_path, settings, hook=slow) as tier:
+
+        def work(first):
+            for i in range(first, first + 20):
+                tier.put_many([opaque(i, 3000)], borrow=i % 2 == 0)
+                assert tier.get_many([opaque(i).key]) == [opaque(i, 3000)]
+
+        threads = [threading.Thread(target=work, args=(first,)) for first in (0, 100, 200)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        tier._check()
+        assert tier.n_records == 60

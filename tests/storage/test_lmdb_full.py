@@ -36,7 +36,7 @@ def test_a_batch_that_does_not_fit_is_refused_whole_with_the_numbers(tier):
     assert n == tier.n_records
     before = tier.n_bytes
     tier.put_many(opaque(100 + i, 100 * KIB) for i in range(3))
-    with pytest.raises(SpillFullError, match=r"1 batches of 307536 bytes do not fit: \d+ of \d+ bytes for .* vacuum"):
+    with pytest.raises(SpillFullError, match=r"307536 bytes do not fit: \d+ of \d+ bytes for .* vacuum"):
         tier.flush()
     tier._check()
     assert (tier.n_records, tier.n_bytes) == (n, before)

@@ -78,6 +78,13 @@ def test_a_field_that_one_side_lacks_is_a_mismatch():
         MANIFEST.check_schema({name: value for name, value in MANIFEST.schema.items() if name != "dtype"})
 
 
+def test_a_field_that_is_newer_than_the_directory_has_its_default():
+    newer = {**MANIFEST.schema, "new_field": 3}
+    MANIFEST.check_schema(newer, defaults={"new_field": 3, "dtype": "never used"})
+    with pytest.raises(SchemaMismatchError, match="new_field is 4"):
+        MANIFEST.check_schema(newer, defaults={"new_field": 4})
+
+
 def test_unknown_features_are_refused_those_of_writers_only_to_write(tmp_path):
     change(tmp_path, reader_flags=["zip"])
     for readonly in (True, False):

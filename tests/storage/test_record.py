@@ -123,6 +123,7 @@ def test_a_header_is_as_documented():
     "record",
     [
         Record(rows().key, noise(SHAPE.raw_bytes)),
+        Record(opaque().key, memoryview(bytes(64)).cast("f")),
         Record(opaque().key, b"x", SHAPE),
         Record(opaque().key, b"x", None, Encoding.INT8),
         Record(rows().key, noise(SHAPE.raw_bytes - 1), SHAPE),
