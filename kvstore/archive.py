@@ -228,7 +228,7 @@ def _entry_key(entry: CatalogEntry) -> RecordKey:
 
 
 def _tokens_key(entry: CatalogEntry) -> RecordKey:
-    return RecordKey(Kind.LOG, entry.sequence, entry.generation)
+    return RecordKey(Kind.TOKENS, entry.sequence, entry.generation)
 
 
 def _payload(tier: Tier, key: RecordKey) -> bytes:

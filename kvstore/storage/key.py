@@ -21,7 +21,7 @@ class Kind(IntEnum):
     ROWS = 1
     INDEX = 2
     CATALOG = 3
-    LOG = 4
+    TOKENS = 4
 
 
 class RecordKey(NamedTuple):

@@ -160,7 +160,7 @@ class TierContract:
         assert [first, *keys] == [opaque(i).key for i in range(10)]
 
     def test_the_highest_generation_and_number_are_keys_like_others(self, tier):
-        key = RecordKey(Kind.LOG, b"\xff" * 16, (1 << 64) - 1, (1 << 16) - 1, (1 << 32) - 1)
+        key = RecordKey(Kind.TOKENS, b"\xff" * 16, (1 << 64) - 1, (1 << 16) - 1, (1 << 32) - 1)
         tier.put_many([Record(key, b"x")])
         tier.flush()
         assert list(tier.iterate(key.pack())) == [key]
@@ -191,7 +191,7 @@ class TierContract:
         else:
             data = {"cut": data[:-1], "grow": data + b"\0", "zero": bytearray(len(data))}[damage]
         self.plant(tier, opaque(0).key, bytes(data))
-        with pytest.raises((CorruptStoreError, UnsupportedFormatError), match="LOG"):
+        with pytest.raises((CorruptStoreError, UnsupportedFormatError), match="TOKENS"):
             tier.get_many([opaque(1).key, opaque(0).key])
         assert tier.contains(opaque(0).key)
         tier.delete_many([opaque(0).key])

@@ -20,7 +20,7 @@ def noise(n_bytes: int, seed: int = 0) -> bytes:
 
 def opaque(number: int = 0, n_bytes: int = 100, *, seed: int | None = None, sequence: bytes = ALICE) -> Record:
     """A record of the log with content of its own."""
-    return Record(RecordKey(Kind.LOG, sequence, 1, 0, number), noise(n_bytes, number if seed is None else seed))
+    return Record(RecordKey(Kind.TOKENS, sequence, 1, 0, number), noise(n_bytes, number if seed is None else seed))
 
 
 def rows(number: int = 0, *, layer: int = 0, seed: int = 0, shape: RowShape = SHAPE, sequence: bytes = ALICE) -> Record:

@@ -24,7 +24,8 @@ SETTINGS = SpillSettings(16 * MIB)
 
 def expected(i: int) -> list[Record]:
     """Everything that the spill holds after batch i."""
-    records = [Record(RecordKey(Kind.LOG, ALICE, 0, 0, s), noise(3000 + 997 * s, i * SLOTS + s)) for s in range(SLOTS)]
+    keys = [RecordKey(Kind.TOKENS, ALICE, 0, 0, slot) for slot in range(SLOTS)]
+    records = [Record(key, noise(3000 + 997 * s, i * SLOTS + s)) for s, key in enumerate(keys)]
     return [Record(COUNTER, str(i).encode()), *records]
 
 

@@ -44,7 +44,7 @@ def test_a_flipped_bit_in_a_payload_is_one_bad_record(tmp_path):
     data[data.index(noise(20_000, 0)[5000:5020])] ^= 4
     path.write_bytes(data)
     with LmdbTier(tmp_path, SETTINGS) as tier:
-        with pytest.raises(CorruptBlockError, match=r"LOG .* number 0: its checksum is"):
+        with pytest.raises(CorruptBlockError, match=r"TOKENS .* number 0: its checksum is"):
             tier.get_many([opaque(0).key])
         assert tier.get_many([opaque(1).key]) == [opaque(1, 20_000)]
         tier.put_many([opaque(0)])

@@ -239,7 +239,7 @@ from kvstore.storage.key import Kind, RecordKey
 from kvstore.storage.record import Record
 from kvstore.storage.spill_settings import SpillSettings
 with LmdbTier(sys.argv[1], SpillSettings(64 << 20)) as tier:
-    tier.put_many(Record(RecordKey(Kind.LOG, bytes(16), 0, 0, i), bytes(1 << 20)) for i in range(40))
+    tier.put_many(Record(RecordKey(Kind.TOKENS, bytes(16), 0, 0, i), bytes(1 << 20)) for i in range(40))
 tracemalloc.start()
 with LmdbTier(sys.argv[1], SpillSettings(64 << 20)) as tier:
     assert tier.n_bytes > 40 << 20

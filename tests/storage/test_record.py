@@ -24,7 +24,7 @@ from tests.storage.builders import ALICE, SHAPE, noise, opaque, rows
 
 KEYS = st.builds(
     RecordKey,
-    st.sampled_from([Kind.INDEX, Kind.CATALOG, Kind.LOG]),
+    st.sampled_from([Kind.INDEX, Kind.CATALOG, Kind.TOKENS]),
     st.binary(min_size=16, max_size=16),
     st.integers(0, (1 << 64) - 1),
     st.integers(0, (1 << 16) - 1),
@@ -57,13 +57,13 @@ def test_packed_keys_sort_like_keys(a, b):
 @pytest.mark.parametrize(
     "key",
     [
-        RecordKey(Kind.LOG, ALICE, -1),
-        RecordKey(Kind.LOG, ALICE, 1 << 64),
-        RecordKey(Kind.LOG, ALICE, 0, 1 << 16),
-        RecordKey(Kind.LOG, ALICE, 0, 0, 1 << 32),
-        RecordKey(Kind.LOG, b"short", 0),
-        RecordKey(Kind.LOG, "x" * 16, 0),
-        RecordKey(Kind.LOG, ALICE, 1.5),
+        RecordKey(Kind.TOKENS, ALICE, -1),
+        RecordKey(Kind.TOKENS, ALICE, 1 << 64),
+        RecordKey(Kind.TOKENS, ALICE, 0, 1 << 16),
+        RecordKey(Kind.TOKENS, ALICE, 0, 0, 1 << 32),
+        RecordKey(Kind.TOKENS, b"short", 0),
+        RecordKey(Kind.TOKENS, "x" * 16, 0),
+        RecordKey(Kind.TOKENS, ALICE, 1.5),
         RecordKey(99, ALICE, 0),
     ],
 )

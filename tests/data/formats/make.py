@@ -64,7 +64,7 @@ def records() -> list[Record]:
         rows(1, 2, OPEN, Encoding.BF16),
         Record(RecordKey(Kind.INDEX, BOOK, 1, 0, 0), numbers(100, 1)),
         Record(RecordKey(Kind.INDEX, BOOK, 1, 0, 1), numbers(5000, 2)),
-        Record(RecordKey(Kind.LOG, BOOK, 1), b"a note"),
+        Record(RecordKey(Kind.TOKENS, BOOK, 1), b"a note"),
     ]
     entries = [entry("book", BOOK, 11), entry("fork", FORK, 6)]
     return book + [Record(RecordKey(Kind.CATALOG, e.sequence, e.generation), encode_entry(e)) for e in entries]
