@@ -137,6 +137,11 @@ class Archive:
             yield from (_entry_key(entry), _tokens_key(entry))
             yield from _keys(_refs(entry), entry)
 
+    def orphans(self) -> list[RecordKey]:
+        """Return the keys of records that belong to no sequence: what a save that did not finish has left."""
+        named = set(self.named_keys())
+        return [key for key in self.tier.iterate() if key not in named]
+
     def cut(self, entry: CatalogEntry, n_rows: int, bad_layers: Sequence[int]) -> None:
         """Give a sequence up from n_rows on, the first row of an extent, and the indexes of these layers."""
         layers = [[ref for ref in refs if ref.number * self._rows.block_tokens < n_rows] for refs in entry.layers]

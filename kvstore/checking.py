@@ -11,7 +11,6 @@ from kvstore.index_builder import IndexBuilder
 from kvstore.index_state import decode_index
 from kvstore.row_records import RowRecords
 from kvstore.storage.catalog import CatalogEntry
-from kvstore.storage.key import RecordKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ class Checker:
             found += problems
             if repair and problems:
                 self._archive.cut(entry, n_rows, bad_layers)
-        orphans = self._orphans()
+        orphans = self._archive.orphans()
         found += [Finding("orphan", "", f"{key} belongs to no sequence", "deleted") for key in orphans]
         if repair and orphans:
             self._archive.tier.delete_many(orphans)
@@ -84,8 +83,3 @@ class Checker:
                 decode_index(self._archive.load_index(ref, layer), self._builder, layer, ref.first_row)
             except (CorruptStoreError, UnsupportedFormatError) as error:
                 yield layer, Finding("index", entry.name, str(error), "built again when the sequence is next used")
-
-    def _orphans(self) -> list[RecordKey]:
-        """Records that no entry names: what a save that did not finish has left."""
-        named = set(self._archive.named_keys())
-        return [key for key in self._archive.tier.iterate() if key not in named]

@@ -37,6 +37,7 @@ class Directory:
         schema: of the rows in it.
         config: the settings given, or else those that the store was last written with.
         archive, rows: the sequences in it, and how their rows are cut into records.
+        was_closed: whether the last writer closed it.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Directory:
         elif schema is not None:
             manifest.check_schema(plain_fields(schema), self.path)
         self.schema = schema if schema is not None else _schema_of(manifest.schema, self.path)
+        self.was_closed = manifest.clean
         if not self.readonly:
             manifest = self._begin(manifest)
         self._manifest = manifest

@@ -36,6 +36,8 @@ class Persistence:
         self._directory = directory
         self._archive = directory.archive
         self._codebook_versions: dict[int, int] = {}
+        if not directory.was_closed and not self.readonly:
+            self._archive.tier.delete_many(self._archive.orphans())
         if directory.codebooks_path.exists():
             store.codebooks.load(directory.codebooks_path)
             self._codebook_versions = self._versions()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -258,6 +259,7 @@ def test_kill_9_at_any_moment_loses_nothing_that_was_flushed(tmp_path, trial):
                 for stored, given in zip(seq.read(layer), rows[layer], strict=True):
                     assert same_bits(stored, given[:, : len(seq)])
             store._persistence._archive._check()
+            assert store.check() == []
             surely = len(seq)
 
 
@@ -394,3 +396,19 @@ def test_a_budget_that_is_a_rule_comes_back_as_the_configured_one(tmp_path):
         seq.budget = lambda layer, head, n: n // 2
     with KVStore.open(tmp_path / "s") as store:
         assert store["book"].budget == 40
+
+
+def test_what_a_killed_save_has_left_is_deleted_at_the_next_start(tmp_path):
+    with KVStore.open(tmp_path / "s", SCHEMA, small(flush_rows=0)) as store:
+        fill(store.create("book"), 300)
+        store.flush()
+        archive = store._persistence._archive
+        n = archive.tier.n_records
+        extents = archive._rows.extents(0, 300, b"x" * 16, 99)
+        archive.tier.put_many(list(archive._rows.records(store["book"]._tables[0], 0, extents)))
+        archive.tier.flush()
+        shutil.copytree(tmp_path / "s", tmp_path / "killed")
+    with KVStore.open(tmp_path / "killed") as store:
+        assert store.check() == []
+        assert store._persistence._directory.tier.n_records == n
+        assert len(store["book"]) == 300
