@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self, cast
 
 from kvstore.checking import Finding
 from kvstore.config import StoreConfig
+from kvstore.errors import ConfigError, SequenceNotFoundError, StepError
 from kvstore.schema import Schema
 
 if TYPE_CHECKING:
@@ -95,6 +96,24 @@ class Durable:
             found += self._persistence.check(repair)
         return found
 
+    def unload(self, name: str) -> None:
+        """Take a sequence out of memory; it comes back when it is used. Does nothing when it is not in memory.
+
+        A full heap does so by itself with what was used longest ago. Raises `StepError` while a step is open and
+        `StorageError` when the sequence cannot be saved; it stays in memory then.
+        """
+        self._check_open()
+        seq = self._sequences.get(name)
+        if self._persistence is None:
+            raise ConfigError("a store in memory has no place for a sequence but memory; use KVStore.open")
+        if seq is None:
+            if name not in self._persistence.names:
+                raise SequenceNotFoundError(f"no sequence is named {name!r}")
+            return
+        if seq.step_open:
+            raise StepError(f"a step of {name!r} is open; commit it or abort it before unload()")
+        self._persistence.residency.unload(seq)
+
     def vacuum(self) -> int:
         """Give the disk the room back that dropped sequences have left; returns bytes."""
         self._check_writable()
@@ -104,6 +123,11 @@ class Durable:
         """Called by a sequence whose step has committed."""
         if self._persistence is not None:
             self._persistence.committed(seq)
+
+    def _bring_back(self, seq: Sequence) -> None:
+        """Called by a sequence that was taken out of memory and is used."""
+        assert self._persistence is not None
+        self._persistence.bring_back(seq)
 
     def _check_writable(self) -> None:
         self._check_open()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -48,6 +48,7 @@ class Heap:
         self._free: list[Block] = []
         self._extra_holders: dict[int, int] = {}  # address of a shared block -> holders beyond the first
         self._n_blocks = 0
+        self.when_full: Callable[[int], None] | None = None  # is asked to free room for so many blocks
 
     @property
     def block_bytes(self) -> int:
@@ -74,8 +75,15 @@ class Heap:
 
         Raises `HeapFullError` when the byte limit leaves too little room; nothing is allocated then.
         """
+        if self.when_full is not None and not self.has_room(n_blocks):
+            self.when_full(n_blocks)
         self._reserve(n_blocks - len(self._free) - self._n_uncut)
         return [self._free.pop() if self._free else self._cut_next() for _ in range(n_blocks)]
+
+    def has_room(self, n_blocks: int) -> bool:
+        """Whether `allocate` would succeed."""
+        missing = n_blocks - len(self._free) - self._n_uncut
+        return missing <= 0 or self._limit_blocks is None or self._n_blocks + missing <= self._limit_blocks
 
     def share(self, blocks: list[Block]) -> None:
         """Count one holder more for each block; it is free when every holder has freed it."""

@@ -55,6 +55,7 @@ def families(stats: StoreStats) -> Iterator[Any]:
         raise ConfigError("prometheus-client is not installed; run: pip install 'kvstore-engine[metrics]'") from None
     for name, text in GAUGES.items():
         yield GaugeMetricFamily(f"kvstore_{name}", text, value=getattr(stats, name))
+    yield CounterMetricFamily("kvstore_unloads", "Sequences taken out of memory.", value=stats.unloads)
     yield CounterMetricFamily("kvstore_index_builds", "Trainings of an index.", value=stats.index_builds)
     for name, text in COUNTERS.items():
         yield CounterMetricFamily(f"kvstore_{name}", text, value=getattr(stats.counters, name))

@@ -12,6 +12,7 @@ from kvstore.checking import Checker, Finding
 from kvstore.directory import Directory
 from kvstore.errors import CorruptStoreError, ReadOnlyStoreError, StorageError
 from kvstore.index_state import VERSION, decode_index, encode_index
+from kvstore.residency import Residency
 from kvstore.saved import Saved
 from kvstore.sequence import Sequence
 from kvstore.storage.arrays import decode_arrays, encode_arrays
@@ -36,6 +37,7 @@ class Persistence:
         self._directory = directory
         self._archive = directory.archive
         self._codebook_versions: dict[int, int] = {}
+        self.residency = Residency(store.heap, store._sequences, self._unload)
         if not directory.was_closed and not self.readonly:
             self._archive.tier.delete_many(self._archive.orphans())
         if directory.codebooks_path.exists():
@@ -103,6 +105,7 @@ class Persistence:
 
     def drop(self, name: str) -> None:
         """Forget a sequence on disk."""
+        self.residency.forget(name)
         self._guarded(lambda: self._archive.drop(name))
 
     def vacuum(self) -> int:
@@ -123,20 +126,47 @@ class Persistence:
         return found
 
     def load(self, name: str) -> Sequence:
-        """Return a stored sequence, its rows in the heap and its indexes ready; raises `HeapFullError` and others."""
+        """Return a stored sequence, its rows in the heap and its indexes ready; raises `HeapFullError` and others.
+
+        It is the one that somebody holds already, if so.
+        """
+        found = self.residency.handle(name)
+        if found is not None:
+            self.bring_back(found)
+            return found
         entry = self._archive.entries[name]
         seq = Sequence(self._store, name, entry.generation)
-        seq._saved = self._archive.load(entry, seq._tables)
         seq._first_row, seq._n_rows = entry.first_row, entry.n_rows
         seq._budget = self._store.config.budget if callable(self._store.config.budget) else entry.budget
+        seq._tokens, seq._owner = self._read_tokens(entry)
+        seq._last_used = self._store._tick()
+        self._fill(seq, entry)
+        self.residency.register(seq)
+        return seq
+
+    def bring_back(self, seq: Sequence) -> None:
+        """Read the rows and indexes of a sequence that was taken out of memory."""
+        self._fill(seq, self._archive.entries[seq.name])
+        seq._unloaded = False
+        self._store._sequences[seq.name] = seq
+
+    def _fill(self, seq: Sequence, entry: CatalogEntry) -> None:
+        if not self.residency.is_used(seq):
+            self.residency.use([seq])
+        seq._saved = self._archive.load(entry, seq._tables)
         if entry.runs:
             seq._positions.offsets, seq._positions.positions = np.array(entry.runs, np.int64).T.copy()
         seq._positions.n_rows = entry.n_rows
-        seq._tokens, seq._owner = self._read_tokens(entry)
         seq._saved.tokens = seq._tokens.version
         seq._saved.marks = [self._load_index(seq, layer, ref) for layer, ref in enumerate(entry.indexes)]
         seq._indexes.advance(seq._tables, seq._positions, seq._first_row)  # the rows that came after, or all
-        return seq
+
+    def _unload(self, seq: Sequence) -> None:
+        """Save a sequence and take it out of memory; it stays when it cannot be saved."""
+        if not self.readonly:
+            self.flush([seq], final=True)
+        seq._unload()
+        del self._store._sequences[seq.name]
 
     def tokens_of(self, name: str) -> tuple[Tokens, str | None]:
         """Return the tokens of a stored sequence and its owner, None for one with padding."""

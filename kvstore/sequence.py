@@ -55,6 +55,8 @@ class Sequence(Reads):
         self._owner = ""
         self._dropped = False
         self._saved = Saved()
+        self._unloaded = False  # its rows are on disk only, until it is used
+        self._last_used = 0
         self._tokens = Tokens()
 
     def __len__(self) -> int:
@@ -265,6 +267,15 @@ class Sequence(Reads):
     def _close_step(self) -> None:
         self._next_layer, self._step_rows, self._step_positions = None, 0, None
 
+    def _unload(self) -> None:
+        """Give the rows' memory back; they must be on disk."""
+        self._indexes.cancel()
+        for table in self._tables:
+            table.truncate(0)
+        self._indexes = self._indexes.emptied()
+        self._positions = Runs()
+        self._unloaded = True
+
     def _drop(self) -> None:
         self._indexes.cancel()
         for table in self._tables:
@@ -284,14 +295,21 @@ class Sequence(Reads):
         self._store._check_open()
         if self._dropped:
             raise SequenceNotFoundError(f"sequence {self.name!r} has been dropped; create it again")
+        self._last_used = self._store._tick()
+        if self._unloaded:
+            self._store._bring_back(self)
 
     def _check(self) -> None:
         """Assert the invariants: equal lengths, positions for every row, and indexes that stay inside their bounds."""
         for table, keeper in zip(self._tables, self._indexes, strict=True):
             table._check()
+            if self._unloaded:
+                assert table.n_rows == 0
+                assert keeper.index is None
+                continue
             assert self.step_open or table.n_rows == self._n_rows
             if keeper.index is not None:
                 keeper.index._check()
                 window_start = self._n_rows - self._store.config.window
                 assert keeper.index.n_rows == 0 or keeper.index.stop_row <= window_start
-        assert self._positions.n_rows == self._n_rows
+        assert self._positions.n_rows == (0 if self._unloaded else self._n_rows)

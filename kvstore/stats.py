@@ -37,6 +37,7 @@ class StoreStats:
         indexed_rows, index_builds: rows covered, added up over tables, and trainings done.
         counters: see `Counters`.
         codebook_bytes: the model's codebooks, which sequences share.
+        unloads: sequences taken out of memory to make room, or by `unload`.
         disk_bytes, queued_bytes: of records on disk, and of those that wait to be written (0 in memory).
         drift: the largest of all tables (1: recent rows are coded as well as those trained on; 0: not known yet).
     """
@@ -55,6 +56,7 @@ class StoreStats:
     drift: float = 0.0
     disk_bytes: int = 0
     queued_bytes: int = 0
+    unloads: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain numbers, ready for JSON."""

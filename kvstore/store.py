@@ -71,7 +71,7 @@ class KVStore(Queries, Durable):
         self._attention = Attention(schema, self.config, self.workspace)
         self._sequences: dict[str, Sequence] = {}
         self._try_indexes()
-        self._generation = 0
+        self._generation = self._clock = 0
         self._prefixes = Prefixes(schema.fingerprint, schema.block_tokens)
         self._persistence: Persistence | None = None
         self._closed = False
@@ -121,6 +121,8 @@ class KVStore(Queries, Durable):
         seq.first_row, seq._owner = first_row, owner
         self._generation += 1
         self._sequences[name] = seq
+        if self._persistence is not None:
+            self._persistence.residency.register(seq)
         return seq
 
     def drop(self, name: str) -> None:
@@ -128,11 +130,14 @@ class KVStore(Queries, Durable):
         self._check_writable()
         if name not in self:
             raise SequenceNotFoundError(f"no sequence is named {name!r}; there are {self._names()}")
+        seq = self._sequences.get(name)
         if self._persistence is not None:
+            seq = self._persistence.residency.handle(name) or seq
             self._persistence.drop(name)
         self._prefixes.remove(name)
-        if name in self._sequences:
-            self._sequences.pop(name)._drop()
+        self._sequences.pop(name, None)
+        if seq is not None:
+            seq._drop()
 
     def match_prefix(self, tokens: npt.ArrayLike | torch.Tensor, *, owner: str = "") -> Match | None:
         """Return the sequence of this owner that begins with the most of these tokens, int64 [n]; at least a block.
@@ -201,6 +206,8 @@ class KVStore(Queries, Durable):
         if scale is not None:
             check_scale(scale)
         check_query(q, (len(sequences), self.schema.n_q_heads, self.schema.head_dim))
+        if self._persistence is not None:
+            self._persistence.residency.use(sequences)
         plans = [self._plan(seq, layer, budget) for seq in sequences]
         if not plans:
             return q.new_empty(0, self.schema.n_q_heads, self.schema.value_dim)
@@ -253,6 +260,7 @@ class KVStore(Queries, Durable):
             drift=max((keeper.drift_ratio or 0.0 for keeper in keepers), default=0.0),
             disk_bytes=self._persistence.n_bytes if self._persistence is not None else 0,
             queued_bytes=self._persistence.queued_bytes if self._persistence is not None else 0,
+            unloads=self._persistence.residency.unloaded if self._persistence is not None else 0,
             counters=replace(self.counters, attends=dict(self.counters.attends)),
         )
 
@@ -304,6 +312,11 @@ class KVStore(Queries, Durable):
         if not isinstance(seq, Sequence) or seq._store is not self:
             raise InvalidQueryError(f"{seq!r} is not a sequence of this store; its rows lie elsewhere")
         seq._check_usable()
+
+    def _tick(self) -> int:
+        """Count uses of sequences."""
+        self._clock += 1
+        return self._clock
 
     def _names(self) -> str:
         names = [repr(name) for name in self]

@@ -83,6 +83,10 @@ class TableIndex:
         """Rows that the codebook was trained on, 0 when it is the model's."""
         return self._trained_rows
 
+    def take_queries(self, other: TableIndex) -> None:
+        """Know of the queries what another one knows."""
+        self._queries = other._queries.clone()
+
     def restore(self, built: Built) -> None:
         """Take an index that was stored."""
         self._take(built)

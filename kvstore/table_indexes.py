@@ -94,6 +94,13 @@ class TableIndexes:
         twin._keepers = [keeper.fork() for keeper in self._keepers]
         return twin
 
+    def emptied(self) -> TableIndexes:
+        """Return the same without indexes; what is known of the queries stays."""
+        twin = TableIndexes(self._builder, self._maintenance)
+        for keeper, former in zip(twin, self, strict=True):
+            keeper.take_queries(former)
+        return twin
+
     @property
     def _settings(self) -> IndexConfig:
         return self._builder.config.index

@@ -33,7 +33,7 @@ MIB = 1 << 20
 
 
 def small(**changes):
-    return pq_config(spill_bytes=64 * MIB, **changes)
+    return pq_config(**{"spill_bytes": 64 * MIB, **changes})
 
 
 def weighted():

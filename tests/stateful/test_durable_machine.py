@@ -184,12 +184,39 @@ class ModelCodebookMachine(DurableMachine):
     config = StoreConfig(index=index, flush_rows=20, **SMALL)
 
 
+class SmallHeapMachine(DurableMachine):
+    """Memory for 800 rows: every look at all sequences takes others out and brings them back."""
+
+    config = StoreConfig(
+        index=PQ,
+        flush_rows=100,
+        arena_bytes=10 * SCHEMA.block_bytes,
+        heap_bytes=200 * (SCHEMA.block_bytes + 64),
+        **SMALL,
+    )
+
+    def step(self, which, tokens):
+        if self.model and len(self.pick(which)[2]) + len(tokens) <= 800:
+            super().step(which, tokens)
+
+    @precondition(lambda self: self.model)
+    @rule(which=WHICH)
+    def unload(self, which):
+        self.store.unload(self.pick(which)[0])
+
+    @invariant()
+    def memory_is_kept(self):
+        assert self.store.heap.reserved_bytes <= self.config.heap_bytes
+
+
 class ScalarMachine(DurableMachine):
     """A kind of index that cannot be stored and is built again."""
 
     config = StoreConfig(index=IndexConfig("sq8", min_rows=16, append_rows=4), flush_rows=20, **SMALL)
 
 
-@pytest.mark.parametrize("machine", [DurableMachine, RopeMachine, ModelCodebookMachine, ScalarMachine])
+@pytest.mark.parametrize(
+    "machine", [DurableMachine, RopeMachine, ModelCodebookMachine, SmallHeapMachine, ScalarMachine]
+)
 def test_a_store_in_a_directory_stays_what_it_should_be(machine):
     run_state_machine_as_test(machine, settings=settings(max_examples=8, stateful_step_count=20, deadline=None))

@@ -1,0 +1,69 @@
+"""Which sequences of a store in a directory are in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+if TYPE_CHECKING:
+    from kvstore.heap import Heap
+    from kvstore.sequence import Sequence
+
+
+class Residency:
+    """Takes idle sequences out of memory when the heap is full, the one first that was used longest ago.
+
+    In use, and never taken out, are sequences with an open step, those with work in the background, and those of the
+    call that is being answered. A handle of a sequence that was taken out brings it back when it is used.
+
+    Attributes:
+        unloaded: how many times a sequence was taken out.
+    """
+
+    def __init__(self, heap: Heap, loaded: dict[str, Sequence], unload: Callable[[Sequence], None]) -> None:
+        """`loaded` are the store's sequences in memory; `unload` saves one and takes it out."""
+        self._heap = heap
+        self._loaded = loaded
+        self._unload = unload
+        self._in_use: tuple[Sequence, ...] = ()
+        self._handles: WeakValueDictionary[str, Sequence] = WeakValueDictionary()
+        self.unloaded = 0
+        heap.when_full = self.make_room
+
+    def register(self, seq: Sequence) -> None:
+        """Remember a handle, so that its sequence never has a second one."""
+        self._handles[seq.name] = seq
+
+    def handle(self, name: str) -> Sequence | None:
+        """Return the handle of a sequence that somebody still holds."""
+        return self._handles.get(name)
+
+    def forget(self, name: str) -> None:
+        """Forget the handle of a sequence that is dropped."""
+        self._handles.pop(name, None)
+
+    def use(self, sequences: Iterable[Sequence]) -> None:
+        """Keep these in memory until the next call of this."""
+        self._in_use = tuple(sequences)
+
+    def is_used(self, seq: Sequence) -> bool:
+        """Whether the call that is being answered needs this one."""
+        return any(seq is other for other in self._in_use)
+
+    def make_room(self, n_blocks: int) -> None:
+        """Take idle sequences out until the heap can hand out n_blocks blocks, or none is idle."""
+        while not self._heap.has_room(n_blocks):
+            idle = [seq for seq in self._loaded.values() if not self._is_busy(seq)]
+            if not idle:
+                return
+            self.unload(min(idle, key=lambda seq: seq._last_used))
+
+    def unload(self, seq: Sequence) -> None:
+        """Take one out."""
+        self._unload(seq)
+        self.unloaded += 1
+
+    def _is_busy(self, seq: Sequence) -> bool:
+        works = seq.step_open or any(keeper.rebuilding for keeper in seq._indexes)
+        return works or len(seq) == 0 or self.is_used(seq)
