@@ -99,7 +99,8 @@ class Durable:
     def unload(self, name: str) -> None:
         """Take a sequence out of memory; it comes back when it is used. Does nothing when it is not in memory.
 
-        A full heap does so by itself with what was used longest ago. Raises `StepError` while a step is open and
+        A full heap does so by itself with what was used longest ago. Raises `ConfigError` for a sequence that is not
+        kept on disk, `StepError` while a step is open and
         `StorageError` when the sequence cannot be saved; it stays in memory then.
         """
         self._check_open()
@@ -110,6 +111,8 @@ class Durable:
             if name not in self._persistence.names:
                 raise SequenceNotFoundError(f"no sequence is named {name!r}")
             return
+        if not seq.keep:
+            raise ConfigError(f"{name!r} was created with keep=False; it has no place but memory")
         if seq.step_open:
             raise StepError(f"a step of {name!r} is open; commit it or abort it before unload()")
         self._persistence.residency.unload(seq)

@@ -81,7 +81,7 @@ class Persistence:
     def committed(self, seq: Sequence) -> None:
         """Send a sequence's rows to the disk when enough have come since the last time."""
         rows = self._store.config.flush_rows
-        if rows and len(seq) - seq._saved.n_rows >= rows:
+        if rows and seq.keep and len(seq) - seq._saved.n_rows >= rows:
             self._guarded(lambda: self._save(seq, final=False))
 
     def flush(self, sequences: Iterable[Sequence], *, final: bool = False) -> None:
@@ -91,7 +91,8 @@ class Persistence:
 
         def work() -> None:
             for seq in sequences:
-                self._save(seq, final=final)
+                if seq.keep:
+                    self._save(seq, final=final)
             self._save_codebooks()
             self._directory.tier.flush()
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 class Residency:
     """Takes idle sequences out of memory when the heap is full, the one first that was used longest ago.
 
-    In use, and never taken out, are sequences with an open step, those with work in the background, and those of the
-    call that is being answered. A handle of a sequence that was taken out brings it back when it is used.
+    Never taken out are sequences that are not kept on disk, those with an open step or with work in the background, and
+    those of the call that is being answered. A handle of a sequence that was taken out brings it back when it is used.
 
     Attributes:
         unloaded: how many times a sequence was taken out.
@@ -66,4 +66,4 @@ class Residency:
 
     def _is_busy(self, seq: Sequence) -> bool:
         works = seq.step_open or any(keeper.rebuilding for keeper in seq._indexes)
-        return works or len(seq) == 0 or self.is_used(seq)
+        return works or len(seq) == 0 or not seq.keep or self.is_used(seq)

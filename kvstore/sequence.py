@@ -34,12 +34,14 @@ if TYPE_CHECKING:
 class Sequence(Reads):
     """Rows of one request. Made by `KVStore.create`; rows enter in steps, all layers or none.
 
-    `len(seq)` is the committed length: readers see those rows, and since tables are append-only that number is a
-    snapshot. Inside an open step `attend` also sees the rows that its layer has just appended.
+    `keep` says whether a store in a directory saves it. `len(seq)` is the committed length: readers see those rows, and
+    since tables are append-only that number is a snapshot. Inside an open step `attend` also sees the rows that its
+    layer has just appended.
     """
 
     def __init__(self, store: KVStore, name: str, generation: int) -> None:
         self.name = name
+        self.keep = True
         self.generation = generation
         self._store = store
         self._schema = store.schema
@@ -212,17 +214,18 @@ class Sequence(Reads):
         self._tokens.truncate(n_rows)
         self._n_rows = n_rows
 
-    def fork(self, name: str, n_rows: int | None = None) -> Sequence:
+    def fork(self, name: str, n_rows: int | None = None, *, keep: bool = True) -> Sequence:
         """Return a new sequence with the same committed rows and indexes; blocks are shared until one is written.
 
-        With n_rows it has the first n_rows of them only; raises `InvalidQueryError` if there are fewer.
+        With n_rows it has the first n_rows of them only; raises `InvalidQueryError` if there are fewer. `keep` as in
+        `KVStore.create`.
         """
         self._check_usable()
         if n_rows is not None and (not is_integer(n_rows) or not 0 <= n_rows <= self._n_rows):
             raise InvalidQueryError(f"cannot fork {n_rows} rows: the sequence has {self._n_rows}")
         if self.step_open:
             raise StepError("a step is open; commit it or abort it before fork()")
-        twin = self._store.create(name)
+        twin = self._store.create(name, keep=keep)
         twin._tables = [table.fork() for table in self._tables]
         twin._indexes = self._indexes.fork()
         twin._positions, twin._saved = self._positions.clone(), self._saved.fork()

@@ -107,10 +107,10 @@ class KVStore(Queries, Durable):
         """Names of the sequences on disk; there are none once the store is closed."""
         return self._persistence.names if self._persistence is not None and not self._closed else []
 
-    def create(self, name: str, *, first_row: int = 0, owner: str = "") -> Sequence:
+    def create(self, name: str, *, first_row: int = 0, owner: str = "", keep: bool = True) -> Sequence:
         """Make an empty sequence; rows before `first_row` will be padding. Raises `SequenceExistsError`.
 
-        Only `match_prefix` of the same `owner` will find it by its tokens.
+        Only `match_prefix` of the same `owner` will find it by its tokens. Without `keep` it never goes to the disk.
         """
         self._check_writable()
         if not isinstance(name, str) or not name:
@@ -118,7 +118,7 @@ class KVStore(Queries, Durable):
         if name in self:
             raise SequenceExistsError(f"a sequence named {name!r} exists; use store[{name!r}] or drop it first")
         seq = Sequence(self, name, self._generation)
-        seq.first_row, seq._owner = first_row, owner
+        seq.first_row, seq._owner, seq.keep = first_row, owner, keep
         self._generation += 1
         self._sequences[name] = seq
         if self._persistence is not None:

@@ -40,7 +40,7 @@ class SequenceGroup:
             raise SchemaMismatchError(f"{self.name!r} is one sequence, the model sent a batch of {n}; give no name")
         self.clear()
         for _ in range(n):
-            sequence = self.store.create(self.name or self._new_name())
+            sequence = self.store.create(self.name or self._new_name(), keep=self.name is not None)
             sequence.budget = budget
             self.sequences.append(sequence)
 
@@ -67,7 +67,7 @@ class SequenceGroup:
 
     def add_fork(self, sequence: Sequence) -> Sequence:
         """Fork a sequence of a related group and put the fork at the end of this one."""
-        fork = sequence.fork(self._new_name())
+        fork = sequence.fork(self._new_name(), keep=False)
         self.sequences.append(fork)
         return fork
 

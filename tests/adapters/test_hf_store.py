@@ -84,6 +84,16 @@ def test_caches_share_a_store_and_leave_only_named_sequences(model, prompt, gene
     store.close()
 
 
+def test_only_a_named_cache_is_on_disk(model, prompt, generate, tmp_path):
+    ids = prompt(40)
+    with use_store_attention(model), open_store(tmp_path / "s", model, CONFIG) as store:
+        generate(model, StoreCache(model, store=store), ids)
+        named = StoreCache(model, store=store, name="kept")
+        generate(model, named, ids)
+    with open_store(tmp_path / "s", model, CONFIG) as store:
+        assert list(store) == ["kept"]
+
+
 def test_what_does_not_fit_is_named(model, tiny, prompt, generate, tmp_path):
     with open_store(tmp_path / "s", model, CONFIG) as store:
         with pytest.raises(ConfigError, match="has its settings"):

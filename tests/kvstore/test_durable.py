@@ -412,3 +412,19 @@ def test_what_a_killed_save_has_left_is_deleted_at_the_next_start(tmp_path):
         assert store.check() == []
         assert store._persistence._directory.tier.n_records == n
         assert len(store["book"]) == 300
+
+
+def test_what_is_not_kept_never_goes_to_the_disk(tmp_path):
+    with KVStore.open(tmp_path / "s", SCHEMA, small(flush_rows=50)) as store:
+        book, scratch = store.create("book"), store.create("scratch", keep=False)
+        fill(book, 200)
+        fill(scratch, 200)
+        book.fork("guess", keep=False)
+        store.checkpoint()
+        assert store._persistence.names == ["book"]
+        assert sorted(store) == ["book", "guess", "scratch"]
+        with pytest.raises(ConfigError, match="keep=False"):
+            store.unload("scratch")
+        store.drop("guess")
+    with KVStore.open(tmp_path / "s") as store:
+        assert list(store) == ["book"]
