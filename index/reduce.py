@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from kvstore.index.fast_exp import fast_exp
+from kvstore.index.fast_exp import exp_of_negative
 from kvstore.index.jit import jit
 
 SUM_SOFTMAX, MAX, MEAN = 0, 1, 2
 REDUCTIONS = {"sum_softmax": SUM_SOFTMAX, "max": MAX, "mean": MEAN}
 
 _LANES = 64  # a running maximum each: as one, it would be a chain of dependent comparisons
-_TILE = 2048  # scores of a tile stay in the first-level cache between the passes
+_TILE = 2048  # scores of a tile stay in the first-level cache between its maximum and its exponentials
 
 
 @jit
@@ -36,21 +36,19 @@ def reduce_group(scores: Any, scale: Any, reduction: Any, log_norm: Any) -> Any:
 def reduce_group_into(scores: Any, scale: Any, reduction: Any, spare: Any, log_norm: Any) -> Any:
     """`reduce_group` with scratch of the caller's, float32 [>= n], untouched by `SUM_SOFTMAX`; it may follow scores."""
     group, n = scores.shape
-    factors = np.full(group, np.float32(1.0 / group))
+    factors = np.empty((group, (n + _TILE - 1) // _TILE), np.float32)
     for g in range(group):
         line = scores[g]
-        top = maximum(line)
         if reduction != SUM_SOFTMAX:
             for i in range(n):  # a copy by slices would compile Numba's text of shape errors, for seconds
                 spare[i] = line[i]
             line = spare[:n]
-        total = _exponentials(line, scale, top)
-        log_norm[g] = scale * top + np.float32(np.log(total))
-        if reduction == SUM_SOFTMAX:
-            factors[g] = np.float32(1.0 / total)
+        log_norm[g] = _exponentials(line, scale, factors[g])
     if reduction == MAX:
         _largest(scores)
-    else:
+    elif reduction == MEAN:
+        factors[:] = np.float32(1.0 / group)
+    if reduction != MAX:
         _weighted_sum(scores, factors)
 
 
@@ -73,36 +71,45 @@ def maximum(x: Any) -> Any:
 
 
 @jit
-def _exponentials(x: Any, scale: Any, top: Any) -> Any:
-    """Replace x by exp(scale * (x - top)) and return the sum.
+def _exponentials(x: Any, scale: Any, factors: Any) -> Any:
+    """Replace x by exp(scale * (x - the largest of its tile)); return the log of the sum of exp(scale * x).
 
-    Sums of a tile are float32, sums of tiles float64: the error does not grow with n.
+    factors: float32 [n_tiles], out: what makes the numbers of a tile the softmax over all of x. So the maximum of a
+    tile is found while it is in the first-level cache, and the scores are read once. Sums of a tile are float32, sums
+    of tiles float64: the error does not grow with n.
     """
     n = x.shape[0]
+    top: Any = np.float32(-np.inf)
     total: Any = 0.0
     for low in range(0, n, _TILE):
         tile = x[low : min(low + _TILE, n)]
+        peak = maximum(tile)
+        factors[low // _TILE] = peak
+        if peak > top:
+            total *= np.exp(np.float64(scale) * (np.float64(top) - np.float64(peak)))
+            top = peak
         part: Any = np.float32(0.0)
         for i in range(tile.shape[0]):
-            e = fast_exp(scale * (tile[i] - top))
+            e = exp_of_negative(scale * (tile[i] - peak))
             tile[i] = e
             part += e
-        total += part
-    return total
+        total += part * np.exp(np.float64(scale) * (np.float64(peak) - np.float64(top)))
+    for j in range(factors.shape[0]):
+        factors[j] = np.float32(np.exp(np.float64(scale) * (np.float64(factors[j]) - np.float64(top))) / total)
+    return scale * top + np.float32(np.log(total))
 
 
 @jit
 def _weighted_sum(scores: Any, factors: Any) -> Any:
-    """Put the sum over g of factors[g] * scores[g] into scores[0]."""
+    """Put the sum over g of scores[g] times the factor of its tile, factors [group, n_tiles], into scores[0]."""
     group, n = scores.shape
     for low in range(0, n, _TILE):
         high = min(low + _TILE, n)
-        target = scores[0, low:high]
+        target, factor = scores[0, low:high], factors[0, low // _TILE]
         for i in range(high - low):
-            target[i] *= factors[0]
+            target[i] *= factor
         for g in range(1, group):
-            source = scores[g, low:high]
-            factor = factors[g]
+            source, factor = scores[g, low:high], factors[g, low // _TILE]
             for i in range(high - low):
                 target[i] += source[i] * factor
 
