@@ -2,7 +2,9 @@
 
 One process reads a text with a store in a directory and closes it. Others then open the directory and compute one
 token more; beside them the text is read again, into transformers' own cache. Every process loads the model first, which
-is not timed. The logits after the restart are compared with those of the process that had read the text.
+is not timed. A process that opens the directory either has its kernels loaded with the model (`kvstore.warmup`), as a
+server has, or loads them while the clock runs. The logits after the restart are compared with those of the process that
+had read the text.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ SIZE = Metric("on disk", "MiB", "neither")
 LOGITS = Metric("largest difference of a logit after the restart", "logits", "neither")
 PREFILL, STORE_PREFILL, NONE = "reading again, DynamicCache", "reading again, store", "none"
 NAME = "text"
+COLD = "kernels not loaded before"
 
 Load = Callable[[], Any]
 
@@ -88,11 +91,14 @@ def read_text(load: Load, path: Path, ids: Sequence[int]) -> Read:
     return Read(prefill_s + step_s, time.perf_counter() - started, logits)
 
 
-def reopen(load: Load, path: Path, ids: Sequence[int]) -> Reopened:
-    """Open the directory and compute the last of ids."""
-    from kvstore.adapters.hf import StoreCache, open_store, use_store_attention
+def reopen(load: Load, path: Path, ids: Sequence[int], warm: bool) -> Reopened:
+    """Open the directory and compute the last of ids; with `warm` kernels are loaded before."""
+    from kvstore import StoreConfig, warmup
+    from kvstore.adapters.hf import StoreCache, open_store, schema_of, use_store_attention
 
     model = load()
+    if warm:
+        warmup(schema_of(model, range(model.config.num_hidden_layers)), StoreConfig())
     with use_store_attention(model):
         started = time.perf_counter()
         with open_store(path, model) as store:
@@ -134,24 +140,33 @@ def run_restart(load: Load, ids: torch.Tensor, options: Options, report: Report,
             tell(f"{length} tokens: reading")
             read = in_process(read_text, load, path, tokens)
             disk_bytes = sum(file.stat().st_blocks * 512 for file in path.iterdir())
-            opened, again = [], []
+            opened, cold, again = [], [], []
             for number in range(options.repeats):
                 tell(f"{length} tokens, round {number + 1} of {options.repeats}: opening")
-                opened.append(in_process(reopen, load, path, tokens))
+                opened.append(in_process(reopen, load, path, tokens, True))
+                cold.append(in_process(reopen, load, path, tokens, False))
                 tell(f"{length} tokens, round {number + 1} of {options.repeats}: reading again")
                 again.append(in_process(read_again, load, path, tokens))
-        _add(report, length, read, opened, again, disk_bytes)
+        _add(report, length, read, (opened, cold), again, disk_bytes)
 
 
-def _add(report: Report, length: int, read: Read, opened: list[Reopened], again: list[float], disk_bytes: int) -> None:
-    case = f"{length} tokens"
-    first_s = statistics.median(found.first_token_s for found in opened)
-    report.add(case, FIRST, first_s, PREFILL, statistics.median(again))
-    report.add(f"{case}, once", FIRST, first_s, STORE_PREFILL, read.first_token_s)
-    report.add(case, OPEN, statistics.median(found.open_s for found in opened), NONE, None)
+def _add(
+    report: Report,
+    length: int,
+    read: Read,
+    found: tuple[list[Reopened], list[Reopened]],
+    again: list[float],
+    disk_bytes: int,
+) -> None:
+    case, peer_s = f"{length} tokens", statistics.median(again)
+    for where, runs in zip((case, f"{case}, {COLD}"), found, strict=True):
+        first_s = statistics.median(run.first_token_s for run in runs)
+        report.add(where, FIRST, first_s, PREFILL, peer_s)
+        report.add(f"{where}, once", FIRST, first_s, STORE_PREFILL, read.first_token_s)
+        report.add(where, OPEN, statistics.median(run.open_s for run in runs), NONE, None)
     report.add(case, SAVE, read.close_s, NONE, None)
     report.add(case, SIZE, disk_bytes / 2**20, NONE, None)
-    wrong = max(float(np.abs(found.logits - read.logits).max()) for found in opened)
+    wrong = max(float(np.abs(run.logits - read.logits).max()) for runs in found for run in runs)
     report.add(case, LOGITS, wrong, NONE, None)
 
 
