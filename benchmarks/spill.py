@@ -303,19 +303,13 @@ def main(
 ) -> None:
     """Write and read rates of the spill beside raw LMDB and plain files."""
     from benchmarks.machine import describe_machine
-    from benchmarks.progress import Progress
-    from benchmarks.setup import show
+    from benchmarks.setup import reported
 
     versions = {name: metadata.version(name) for name in ("lmdb", "xxhash")}
     report = Report("spill", {**describe_machine(), **versions})
     folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with Progress() as tell, tempfile.TemporaryDirectory(dir=folder) as place:
-            run_spill(QUICK if quick else Options(), Path(place), report, tell)
-    finally:
-        show(report)
-    if json is not None:
-        report.write(json)
+    with reported(report, json) as tell, tempfile.TemporaryDirectory(dir=folder) as place:
+        run_spill(QUICK if quick else Options(), Path(place), report, tell)
 
 
 if __name__ == "__main__":
