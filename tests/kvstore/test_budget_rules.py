@@ -95,7 +95,14 @@ def test_explain_names_the_smallest_and_the_largest_choice_and_measures_both():
     assert 0 < explained.measured.mass <= 1
 
 
-@pytest.mark.parametrize("wrong", [0, -3, 1.5, float("nan"), True, "half", lambda *_: 3], ids=repr)
+def another_rule(*_):
+    return 3
+
+
+WRONG = [0, -3, 1.5, float("nan"), True, "half", another_rule]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=[*map(repr, WRONG[:-1]), "a rule"])
 def test_a_rule_that_returns_no_allowance_is_an_error_and_changes_nothing(wrong):
     store, seq, _ = filled(SCHEMA, flat_config(), 120)
     before = contents(store)
