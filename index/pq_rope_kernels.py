@@ -19,7 +19,7 @@ from numba import prange
 from kvstore.index.chunks import chunk_bounds, count_chunks
 from kvstore.index.jit import jit
 from kvstore.index.phases import BLOCK, block_phase, super_phase
-from kvstore.index.turned_dot import ROWS, turned_dot, turned_dot_of_bytes
+from kvstore.index.turned_dot import ROWS, turned_back, turned_dot, turned_dot_of_bytes
 
 ITEM = 4  # bytes of a float32
 
@@ -118,16 +118,17 @@ def run_of(offsets: Any, row: Any) -> Any:
 def _folder(pairs: int) -> Any:
     """Return the kernel that turns queries [2, group, pairs] back by a block's phase [2, pairs]: all float32.
 
-    folded [group, 2, pairs]. The number of pairs is fixed: loops this short cost more to set up than to run.
+    folded [group, 2, pairs].
     """
+    turn = turned_back(pairs)
+    line = pairs * ITEM
 
     @jit
     def fold(query, phase, folded):  # type: ignore[no-untyped-def]
+        real, cosines, out = query.ctypes.data, phase.ctypes.data, folded.ctypes.data
+        imaginary = real + query.strides[0]
         for g in range(query.shape[1]):
-            for p in range(pairs):
-                x, y, c, s = query[0, g, p], query[1, g, p], phase[0, p], phase[1, p]
-                folded[g, 0, p] = x * c + y * s
-                folded[g, 1, p] = y * c - x * s
+            turn(real + g * line, imaginary + g * line, cosines, cosines + line, out + 2 * g * line)
 
     return fold
 

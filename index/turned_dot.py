@@ -18,6 +18,7 @@ from kvstore.index.vectors import (
     load_lanes,
     multiply_add,
     pointer_at,
+    store_lanes,
     sum_four,
     vector,
 )
@@ -72,6 +73,39 @@ def turned_dot_of_bytes(n_pairs: int, m: int, width: int) -> Any:
         return types.void(*[types.int64] * 8), generate
 
     return dot
+
+
+@functools.cache
+def turned_back(pairs: int) -> Any:
+    """Return an intrinsic that turns one query head back by a phase, straight-line code.
+
+    `turn(real, imaginary, cosines, sines, out)`, all int64 addresses of float32: [pairs] each, out [2, pairs]:
+    (real + 1j imaginary) times the conjugate of (cosines + 1j sines). A loop over so few numbers costs more to set up
+    than to run.
+    """
+    lanes = host_lanes()
+
+    @intrinsic
+    def turn(typing_context: Any, real: Any, imaginary: Any, cosines: Any, sines: Any, out: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            *sources, out = arguments
+            for low in range(0, pairs, lanes):
+                n = min(lanes, pairs - low)
+                x, y, c, s = (_load(builder, source, 0, (low, n, lanes)) for source in sources)
+                minus = builder.fsub(ir.Constant(vector(lanes), [-0.0] * lanes), x)
+                for half, (u, v) in enumerate(((x, y), (y, minus))):
+                    place = pointer_at(builder, out, half * pairs + low)
+                    store_lanes(builder, _sum_of_products(builder, u, c, v, s), place, n)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 5), generate
+
+    return turn
+
+
+def _sum_of_products(builder: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    """a * b + c * d."""
+    return multiply_add(builder, a, b, builder.fmul(c, d, flags=["contract"]))
 
 
 def _score_rows(

@@ -41,6 +41,14 @@ def load_lanes(builder: Any, pointer: Any, lanes: int) -> Any:
     return builder.load(builder.bitcast(pointer, vector(lanes).as_pointer()), align=4)
 
 
+def store_lanes(builder: Any, value: Any, pointer: Any, lanes: int) -> None:
+    """Store the first `lanes` float32 of a vector at an address that is a multiple of 4."""
+    if lanes < value.type.count:
+        undefined = ir.Constant(value.type, ir.Undefined)
+        value = builder.shuffle_vector(value, undefined, indexes(list(range(lanes))))
+    builder.store(value, builder.bitcast(pointer, vector(lanes).as_pointer()), align=4)
+
+
 def splat(builder: Any, scalar: Any, lanes: int) -> Any:
     """Repeat a scalar in all lanes."""
     kind = ir.VectorType(scalar.type, lanes)
