@@ -31,6 +31,7 @@ class RopeTables:
         gains: float64 [n_pairs], the attention factor, 1 for pairs behind the rotary dimensions.
         coarse: float64 [2, 64, n_pairs], cos and sin of 64 u angles.
         fine: float64 [2, 64, n_pairs], cos and sin of v angles.
+        scan_coarse: float32, `coarse` for a scan: rounded once, so that its error does not grow with the position.
         scan: float32 [2, 67, n_pairs], `gains * fine` for the inner loop of a scan, which reads 4 rows at a time
             from any row on.
     """
@@ -39,6 +40,7 @@ class RopeTables:
     gains: npt.NDArray[np.float64]
     coarse: npt.NDArray[np.float64]
     fine: npt.NDArray[np.float64]
+    scan_coarse: npt.NDArray[np.float32]
     scan: npt.NDArray[np.float32]
 
 
@@ -52,7 +54,7 @@ def rope_tables(rope: RopeSpec, head_dim: int) -> RopeTables:
     fine = np.stack([np.cos(steps), np.sin(steps)])
     coarse = np.stack([np.cos(BLOCK * steps), np.sin(BLOCK * steps)])
     scan = np.concatenate([gains * fine, np.zeros((2, 3, len(angles)))], 1).astype(np.float32)
-    return RopeTables(angles, gains, coarse, fine, aligned(scan))
+    return RopeTables(angles, gains, coarse, fine, aligned(coarse.astype(np.float32)), aligned(scan))
 
 
 @jit(fastmath=STRICT)

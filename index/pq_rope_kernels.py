@@ -31,7 +31,7 @@ def rope_scan(n_pairs: int, m: int, width: int, bits: int, per_word: int) -> Any
     n_pairs: RoPE pairs a sub-space; width: query heads at a time.
     `scan(codes, centroids, order, offsets, positions, angles, coarse, fine, start, stop, q, out)`: codes
     [n_kv_heads, >= stop, n_words]; centroids float32 [n_kv_heads, m, k, 2 n_pairs]; order int64 [lines,
-    2 m n_pairs]; offsets, positions: of `Runs`; angles, coarse and fine: `angles`, `coarse` and `scan` of
+    2 m n_pairs]; offsets, positions: of `Runs`; angles, coarse and fine: `angles`, `scan_coarse` and `scan` of
     `RopeTables`, [lines, ...]; start, stop: offsets into codes; q float32 [n_kv_heads, group >= width, head_dim];
     out float32 [n_kv_heads, >= group, >= stop - start]. `lines` is n_kv_heads, or 1 where all heads share them.
     """
@@ -72,7 +72,7 @@ def _run_scanner(n_pairs: int, m: int, width: int, bits: int, per_word: int) -> 
     @jit
     def scan_run(codes, centroids, order, position, angles, coarse, fine, q, out):  # type: ignore[no-untyped-def]
         group, n = q.shape[0], codes.shape[0]
-        large, small = np.empty((2, pairs)), np.empty((2, pairs), np.float32)
+        large, small = np.empty((2, pairs), np.float32), np.empty((2, pairs), np.float32)
         query, folded = np.empty((2, group, pairs), np.float32), np.empty((group, 2, pairs), np.float32)
         parts, spare = np.empty(ROWS * m, np.int64), np.empty((width, ROWS), np.float32)
         _arrange_query(q, order, n_pairs, query[0], query[1])

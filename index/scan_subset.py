@@ -26,13 +26,13 @@ class ScanTables(NamedTuple):
     centroids: FloatArray
     order: IntArray
     angles: npt.NDArray[np.float64]
-    coarse: npt.NDArray[np.float64]
+    coarse: FloatArray
     fine: FloatArray
 
 
 def all_pairs(centroids: FloatArray, order: IntArray, tables: RopeTables) -> ScanTables:
     """Return the tables of a scan of every pair, shared by all heads; nothing is copied."""
-    return ScanTables(centroids, order[None], tables.angles[None], tables.coarse[None], tables.scan[None])
+    return ScanTables(centroids, order[None], tables.angles[None], tables.scan_coarse[None], tables.scan[None])
 
 
 def best_pairs(whole: ScanTables, energy: FloatArray, q: FloatArray, n_keep: int, workspace: Workspace) -> ScanTables:
@@ -47,7 +47,7 @@ def best_pairs(whole: ScanTables, energy: FloatArray, q: FloatArray, n_keep: int
         workspace.buffer("centroids", (heads, m, k, 2 * n_keep), np.float32),
         workspace.buffer("order", (heads, 2 * width), np.int64),
         workspace.buffer("angles", (heads, width), np.float64),
-        workspace.buffer("coarse", (heads, 2, whole.coarse.shape[2], width), np.float64),
+        workspace.buffer("coarse", (heads, 2, whole.coarse.shape[2], width), np.float32),
         workspace.buffer("fine", (heads, 2, lines, width), np.float32),
     )
     run_parallel(_cut_heads, *whole, energy, q, *cut)
