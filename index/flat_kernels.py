@@ -53,6 +53,7 @@ def flat_scan(head_dim: int, width: int, dtype_code: int) -> Any:
 
     @jit(parallel=True)
     def scan(addresses, block_tokens, head_stride, row_stride, start, stop, q, out):  # type: ignore[no-untyped-def]
+        """See `flat_scan`."""
         n_chunks = count_chunks(stop - start)
         for task in prange(q.shape[0] * n_chunks):
             head, chunk = divmod(np.int64(task), n_chunks)  # prange counts in uint64

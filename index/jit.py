@@ -46,6 +46,7 @@ def jit(
     """
 
     def decorate(inner: Callable[..., Any]) -> Any:
+        """Wrap the function in Numba's dispatcher."""
         dispatcher = numba.njit(
             nogil=True,
             parallel=parallel,

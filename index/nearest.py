@@ -88,6 +88,7 @@ def _nearest_four(
     indexes: Any, products: Any,
 ) -> Any:  # fmt: skip
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        """Write the LLVM code of a call."""
         *addresses, d, k, indexes, products = arguments
         pointers = [pointer_at(builder, address) for address in addresses]
         best, winner = _scan_centroids(builder, pointers[:ROWS], pointers[4], pointers[5], d, k)

@@ -34,6 +34,7 @@ def raw_scan(m: int, bits: int, per_word: int, packed: bool) -> Any:
 
     @jit(parallel=True)
     def scan(codes, laid, order, start, stop, q, tables, out):  # type: ignore[no-untyped-def]
+        """See `raw_scan`."""
         n_heads, group, _ = q.shape
         n_chunks = count_chunks(stop - start)
         for task in prange(n_heads * group):

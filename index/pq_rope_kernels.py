@@ -39,6 +39,7 @@ def rope_scan(n_pairs: int, m: int, width: int, bits: int, per_word: int) -> Any
 
     @jit(parallel=True)
     def scan(codes, centroids, order, offsets, positions, angles, coarse, fine, start, stop, q, out):  # type: ignore[no-untyped-def]
+        """See `rope_scan`."""
         n_chunks = count_chunks(stop - start)
         n_runs = offsets.shape[0]
         for task in prange(q.shape[0] * n_chunks):
@@ -71,6 +72,7 @@ def _run_scanner(n_pairs: int, m: int, width: int, bits: int, per_word: int) -> 
 
     @jit
     def scan_run(codes, centroids, order, position, angles, coarse, fine, q, out):  # type: ignore[no-untyped-def]
+        """Score the rows of codes [n, n_words], the first at `position`: out [>= group, n]."""
         group, n = q.shape[0], codes.shape[0]
         large, small = np.empty((2, pairs), np.float32), np.empty((2, pairs), np.float32)
         query, folded = np.empty((2, group, pairs), np.float32), np.empty((group, 2, pairs), np.float32)
@@ -143,6 +145,7 @@ def _block_scorer(n_pairs: int, m: int, width: int, bits: int, per_word: int) ->
 
     @jit
     def score_block(codes, row, stop, v, centroids, fine, query, g, parts, spare, out):  # type: ignore[no-untyped-def]
+        """Fours of rows, those of bytes without a list of addresses; query is the folded one."""
         cosines, sines = fine.ctypes.data, fine.ctypes.data + fine.strides[0]
         queries = query.ctypes.data + g * query.strides[0]
         start = row

@@ -40,7 +40,9 @@ def turned_dot(n_pairs: int, m: int, width: int) -> Any:
 
     @intrinsic
     def dot(typing_context: Any, parts: Any, cosines: Any, sines: Any, query: Any, out: Any, stride: Any) -> Any:
+        """Say the types of a call, and how it is compiled."""
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            """Write the LLVM code of a call."""
             parts, *rest = arguments
             rows = [_listed_pointers(builder, parts, r, m) for r in range(ROWS)]
             _score_rows(builder, rows, (n_pairs, m, width), *rest)
@@ -64,7 +66,9 @@ def turned_dot_of_bytes(n_pairs: int, m: int, width: int) -> Any:
         typing_context: Any, codes: Any, centroids: Any, k: Any, cosines: Any, sines: Any, query: Any, out: Any,
         stride: Any,
     ) -> Any:  # fmt: skip
+        """Say the types of a call, and how it is compiled."""
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            """Write the LLVM code of a call."""
             codes, centroids, k, *rest = arguments
             rows = [_coded_pointers(builder, codes, centroids, k, (r, m, n_pairs)) for r in range(ROWS)]
             _score_rows(builder, rows, (n_pairs, m, width), *rest)
@@ -87,7 +91,9 @@ def turned_back(pairs: int) -> Any:
 
     @intrinsic
     def turn(typing_context: Any, real: Any, imaginary: Any, cosines: Any, sines: Any, out: Any) -> Any:
+        """Say the types of a call, and how it is compiled."""
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            """Write the LLVM code of a call."""
             *sources, out = arguments
             for low in range(0, pairs, lanes):
                 n = min(lanes, pairs - low)

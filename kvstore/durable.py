@@ -28,11 +28,9 @@ class Durable:
 
         def __init__(self, schema: Schema, config: StoreConfig | None = None) -> None: ...
 
-    def _check_open(self) -> None:
-        raise NotImplementedError
+        def _check_open(self) -> None: ...
 
-    def _check(self) -> None:
-        raise NotImplementedError
+        def _check(self) -> None: ...
 
     @classmethod
     def open(

@@ -34,8 +34,9 @@ class Queries:
     config: StoreConfig
     counters: Counters
 
-    def _find(self, sequence: Sequence | str | None) -> Sequence:
-        raise NotImplementedError
+    if TYPE_CHECKING:
+
+        def _find(self, sequence: Sequence | str | None) -> Sequence: ...
 
     def topk(
         self,

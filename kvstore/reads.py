@@ -31,8 +31,9 @@ class Reads:
     _positions: Runs
     _n_rows: int
 
-    def _check_usable(self) -> None:
-        raise NotImplementedError
+    if TYPE_CHECKING:
+
+        def _check_usable(self) -> None: ...
 
     @property
     def _itself(self) -> Sequence:

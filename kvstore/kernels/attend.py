@@ -141,28 +141,41 @@ def attend_kernel(key_dim: int, value_dim: int, dtype_code: int) -> Any:
 
     Per head O((kept + candidates) * key_dim + (kept + selected) * value_dim) for each of its query heads.
     """
-    load_keys = tile_loader(dtype_code, constant_dim(key_dim))
-    load_values = tile_loader(dtype_code, constant_dim(value_dim))
+    take_piece = _piece_taker(key_dim, value_dim, dtype_code)
+    take_candidates = _candidate_taker(key_dim, value_dim, dtype_code)
+
+    @jit(parallel=True)
+    def attend(
+        plans: Any, counts: Any, sizes: Any, candidates: Any, reduce_code: Any, q: Any, out: Any, log_norm: Any,
+        chosen: Any,
+    ) -> None:  # fmt: skip
+        """See `attend_kernel`."""
+        items = _list_items(plans, q.shape[1])
+        n_items, group = items.shape[0], q.shape[2]
+        peaks = np.full((n_items, group), np.float32(-np.inf), np.float32)
+        norms = np.zeros((n_items, group), np.float32)
+        sums = np.zeros((n_items, group, sizes[VALUE_DIM]), np.float32)
+        for i in numba.prange(n_items):
+            b, head, piece = items[i, 0], items[i, 1], items[i, 2]
+            plan, q_head = plans[b], q[b, head]
+            take_piece(plan, sizes, head, piece, q_head, peaks[i], norms[i], sums[i])
+            if piece == 0 and counts[b, head, N_CANDIDATES] > 0:
+                rows = candidates[b, head, : counts[b, head, N_CANDIDATES]]
+                take_candidates(
+                    plan, sizes, head, rows, counts[b, head, N_SELECTED], reduce_code, q_head, chosen[b, head],
+                    peaks[i], norms[i], sums[i],
+                )  # fmt: skip
+        _merge(items, peaks, norms, sums, out, log_norm)
+
+    return attend
+
+
+def _piece_taker(key_dim: int, value_dim: int, dtype_code: int) -> Any:
+    """Return the kernel that attends to one piece of the rows that are always attended."""
     read_keys = run_reader(dtype_code, constant_dim(key_dim))
     read_values = run_reader(dtype_code, constant_dim(value_dim))
     score = tile_scorer(constant_dim(key_dim))
     add = tile_adder(constant_dim(value_dim))
-
-    @jit
-    def add_values(plan: Any, sizes: Any, head: Any, rows: Any, weights: Any, sums: Any, tile: Any) -> None:
-        addresses = np.empty(TILE_ROWS, np.int64)
-        offset = head * sizes[VALUE_HEAD_BYTES]
-        _addresses(plan[VALUE_BLOCKS], sizes, offset, sizes[VALUE_ROW_BYTES], rows, addresses)
-        load_values(addresses, rows.shape[0], sizes[VALUE_DIM], tile)
-        add(tile, rows.shape[0], sizes[VALUE_DIM], weights, sums)
-
-    @jit
-    def score_rows(plan: Any, sizes: Any, head: Any, rows: Any, q: Any, at: Any, scores: Any, tile: Any) -> None:
-        addresses = np.empty(TILE_ROWS, np.int64)
-        offset = head * sizes[KEY_HEAD_BYTES]
-        _addresses(plan[KEY_BLOCKS], sizes, offset, sizes[KEY_ROW_BYTES], rows, addresses)
-        load_keys(addresses, rows.shape[0], sizes[KEY_DIM], tile)
-        score(tile, rows.shape[0], sizes[KEY_DIM], q, at, scores)
 
     @jit
     def take_range(
@@ -183,11 +196,22 @@ def attend_kernel(key_dim: int, value_dim: int, dtype_code: int) -> Any:
             low += n
 
     @jit
-    def score_candidates(plan: Any, sizes: Any, head: Any, rows: Any, q: Any, scores: Any) -> None:
-        tile = np.empty((TILE_ROWS, sizes[KEY_DIM]), np.float32)
-        for low in range(0, rows.shape[0], TILE_ROWS):
-            _fetch_keys(plan, sizes, head, rows[low + TILE_ROWS : low + 2 * TILE_ROWS])
-            score_rows(plan, sizes, head, rows[low : low + TILE_ROWS], q, low, scores, tile)
+    def take_piece(plan: Any, sizes: Any, head: Any, piece: Any, q: Any, peak: Any, norm: Any, sums: Any) -> None:
+        """Attend to one piece of the rows that are always attended: the sinks followed by the tail."""
+        n_sinks = plan[SINKS_STOP] - plan[FIRST]
+        n_kept = n_sinks + plan[N_ROWS] - plan[TAIL_START]
+        low, high = piece * SPLIT_ROWS, min((piece + 1) * SPLIT_ROWS, n_kept)
+        first, tail = plan[FIRST], plan[TAIL_START] - n_sinks
+        take_range(plan, sizes, head, first + low, first + min(high, n_sinks), q, peak, norm, sums)
+        take_range(plan, sizes, head, tail + max(low, n_sinks), tail + high, q, peak, norm, sums)
+
+    return take_piece
+
+
+def _candidate_taker(key_dim: int, value_dim: int, dtype_code: int) -> Any:
+    """Return the kernel that scores a head's candidates exactly, chooses, and attends to the chosen."""
+    score_candidates = _candidate_scorer(key_dim, dtype_code)
+    add_values = _value_adder(value_dim, dtype_code)
 
     @jit
     def take_candidates(
@@ -212,36 +236,46 @@ def attend_kernel(key_dim: int, value_dim: int, dtype_code: int) -> Any:
             soften(weights, n, peak, norm, sums)
             add_values(plan, sizes, head, chosen[low : low + n], weights, sums, tile)
 
+    return take_candidates
+
+
+def _candidate_scorer(key_dim: int, dtype_code: int) -> Any:
+    """Return the kernel that scores rows wherever they lie."""
+    load_keys = tile_loader(dtype_code, constant_dim(key_dim))
+    score = tile_scorer(constant_dim(key_dim))
+
     @jit
-    def take_piece(plan: Any, sizes: Any, head: Any, piece: Any, q: Any, peak: Any, norm: Any, sums: Any) -> None:
-        """Attend to one piece of the rows that are always attended: the sinks followed by the tail."""
-        n_sinks = plan[SINKS_STOP] - plan[FIRST]
-        n_kept = n_sinks + plan[N_ROWS] - plan[TAIL_START]
-        low, high = piece * SPLIT_ROWS, min((piece + 1) * SPLIT_ROWS, n_kept)
-        first, tail = plan[FIRST], plan[TAIL_START] - n_sinks
-        take_range(plan, sizes, head, first + low, first + min(high, n_sinks), q, peak, norm, sums)
-        take_range(plan, sizes, head, tail + max(low, n_sinks), tail + high, q, peak, norm, sums)
+    def score_rows(plan: Any, sizes: Any, head: Any, rows: Any, q: Any, at: Any, scores: Any, tile: Any) -> None:
+        """Write the products of q and the keys of these rows to scores[:, at:]; at most a tile."""
+        addresses = np.empty(TILE_ROWS, np.int64)
+        offset = head * sizes[KEY_HEAD_BYTES]
+        _addresses(plan[KEY_BLOCKS], sizes, offset, sizes[KEY_ROW_BYTES], rows, addresses)
+        load_keys(addresses, rows.shape[0], sizes[KEY_DIM], tile)
+        score(tile, rows.shape[0], sizes[KEY_DIM], q, at, scores)
 
-    @jit(parallel=True)
-    def attend(
-        plans: Any, counts: Any, sizes: Any, candidates: Any, reduce_code: Any, q: Any, out: Any, log_norm: Any,
-        chosen: Any,
-    ) -> None:  # fmt: skip
-        items = _list_items(plans, q.shape[1])
-        n_items, group = items.shape[0], q.shape[2]
-        peaks = np.full((n_items, group), np.float32(-np.inf), np.float32)
-        norms = np.zeros((n_items, group), np.float32)
-        sums = np.zeros((n_items, group, sizes[VALUE_DIM]), np.float32)
-        for i in numba.prange(n_items):
-            b, head, piece = items[i, 0], items[i, 1], items[i, 2]
-            plan, q_head = plans[b], q[b, head]
-            take_piece(plan, sizes, head, piece, q_head, peaks[i], norms[i], sums[i])
-            if piece == 0 and counts[b, head, N_CANDIDATES] > 0:
-                rows = candidates[b, head, : counts[b, head, N_CANDIDATES]]
-                take_candidates(
-                    plan, sizes, head, rows, counts[b, head, N_SELECTED], reduce_code, q_head, chosen[b, head],
-                    peaks[i], norms[i], sums[i],
-                )  # fmt: skip
-        _merge(items, peaks, norms, sums, out, log_norm)
+    @jit
+    def score_candidates(plan: Any, sizes: Any, head: Any, rows: Any, q: Any, scores: Any) -> None:
+        """Write the products of q and all candidates' keys; the next tile is fetched while one is scored."""
+        tile = np.empty((TILE_ROWS, sizes[KEY_DIM]), np.float32)
+        for low in range(0, rows.shape[0], TILE_ROWS):
+            _fetch_keys(plan, sizes, head, rows[low + TILE_ROWS : low + 2 * TILE_ROWS])
+            score_rows(plan, sizes, head, rows[low : low + TILE_ROWS], q, low, scores, tile)
 
-    return attend
+    return score_candidates
+
+
+def _value_adder(value_dim: int, dtype_code: int) -> Any:
+    """Return the kernel that adds up weighted values of rows wherever they lie."""
+    load_values = tile_loader(dtype_code, constant_dim(value_dim))
+    add = tile_adder(constant_dim(value_dim))
+
+    @jit
+    def add_values(plan: Any, sizes: Any, head: Any, rows: Any, weights: Any, sums: Any, tile: Any) -> None:
+        """Add the values of these rows, each times its weight, to sums [group, value_dim]; at most a tile."""
+        addresses = np.empty(TILE_ROWS, np.int64)
+        offset = head * sizes[VALUE_HEAD_BYTES]
+        _addresses(plan[VALUE_BLOCKS], sizes, offset, sizes[VALUE_ROW_BYTES], rows, addresses)
+        load_values(addresses, rows.shape[0], sizes[VALUE_DIM], tile)
+        add(tile, rows.shape[0], sizes[VALUE_DIM], weights, sums)
+
+    return add_values

@@ -24,6 +24,7 @@ def score_kernel(key_dim: int, dtype_code: int) -> Any:
 
     @jit(parallel=True)
     def score(blocks: Any, shift: Any, head_bytes: Any, row_bytes: Any, rows: Any, q: Any, scores: Any) -> None:
+        """See `score_kernel`."""
         table = blocks.ctypes.data
         for head in numba.prange(rows.shape[0]):
             tile = np.empty((TILE_ROWS, q.shape[2]), np.float32)

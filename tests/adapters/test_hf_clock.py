@@ -5,7 +5,7 @@ from itertools import count
 import pytest
 import torch
 
-pytest.importorskip("transformers")
+pytest.importorskip("transformers", reason="the adapter needs the extra hf")
 
 from kvstore import IndexConfig
 from kvstore.adapters.hf import StoreCache, layer_clock, use_store_attention

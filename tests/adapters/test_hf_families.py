@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-pytest.importorskip("transformers")
+pytest.importorskip("transformers", reason="the adapter needs the extra hf")
 
 from kvstore.adapters.hf import StoreCache, use_store_attention
 from kvstore.errors import UnsupportedModelError

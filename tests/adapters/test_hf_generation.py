@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-pytest.importorskip("transformers")
+pytest.importorskip("transformers", reason="the adapter needs the extra hf")
 
 from kvstore.adapters.hf import StoreCache, cache_argument, use_store_attention
 
@@ -41,6 +41,13 @@ def agrees(generate):
     return check
 
 
+def assert_same_tokens(found, expected, n_rows, n_prompt):
+    """Equal, and something was generated."""
+    assert found.tokens.tolist() == expected.tokens.tolist()
+    assert len(found.tokens) == n_rows
+    assert found.tokens.shape[1] > n_prompt
+
+
 @pytest.mark.parametrize("n_tokens", [1, 2, 3, 17, 64, 200])
 def test_prompt_lengths(agrees, model, prompt, n_tokens):
     expected, found = agrees(model, prompt(n_tokens))
@@ -66,28 +73,36 @@ def test_chunked_prefill_with_padding_longer_than_a_chunk(agrees, tiny, prompt):
 
 
 def test_sampling(agrees, model, prompt):
-    agrees(model, prompt(20), seed=1, do_sample=True, num_return_sequences=3, max_new_tokens=20)
+    expected, found = agrees(model, prompt(20), seed=1, do_sample=True, num_return_sequences=3, max_new_tokens=20)
+    assert_same_tokens(found, expected, n_rows=3, n_prompt=20)
 
 
 def test_beam_search(agrees, model, prompt):
-    agrees(model, prompt(20, 3, 0), num_beams=4, max_new_tokens=20)
+    expected, found = agrees(model, prompt(20, 3, 0), num_beams=4, max_new_tokens=20)
+    assert_same_tokens(found, expected, n_rows=2, n_prompt=20)
 
 
 def test_beam_sampling(agrees, model, prompt):
-    agrees(model, prompt(20), seed=1, num_beams=3, do_sample=True, num_return_sequences=2, max_new_tokens=20)
+    expected, found = agrees(
+        model, prompt(20), seed=1, num_beams=3, do_sample=True, num_return_sequences=2, max_new_tokens=20
+    )
+    assert_same_tokens(found, expected, n_rows=2, n_prompt=20)
 
 
 def test_prompt_lookup(agrees, model, prompt):
     ids = prompt(12).repeat(1, 3)
-    agrees(model, ids, prompt_lookup_num_tokens=4, max_new_tokens=30, eos_token_id=2)
+    expected, found = agrees(model, ids, prompt_lookup_num_tokens=4, max_new_tokens=30, eos_token_id=2)
+    assert_same_tokens(found, expected, n_rows=1, n_prompt=36)
 
 
 def test_assisted_generation(agrees, tiny, model, prompt):
-    agrees(model, prompt(20), assistant_model=tiny("smollm2"), max_new_tokens=30)
+    expected, found = agrees(model, prompt(20), assistant_model=tiny("smollm2"), max_new_tokens=30)
+    assert_same_tokens(found, expected, n_rows=1, n_prompt=20)
 
 
 def test_assisted_generation_with_a_perfect_assistant(agrees, model, prompt):
-    agrees(model, prompt(20), assistant_model=copy.deepcopy(model), max_new_tokens=30)
+    expected, found = agrees(model, prompt(20), assistant_model=copy.deepcopy(model), max_new_tokens=30)
+    assert_same_tokens(found, expected, n_rows=1, n_prompt=20)
 
 
 def test_several_turns_with_one_cache(model, prompt, generate):

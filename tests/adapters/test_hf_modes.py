@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-pytest.importorskip("transformers")
+pytest.importorskip("transformers", reason="the adapter needs the extra hf")
 
 from kvstore import IndexConfig
 from kvstore.adapters.hf import StoreCache, cache_argument, use_store_attention

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-pytest.importorskip("transformers")
+pytest.importorskip("transformers", reason="the adapter needs the extra hf")
 
 from kvstore.adapters.hf import StoreCache, cache_argument, schema_of, use_store_attention
 from kvstore.adapters.hf.rope import rotated_keys

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-pytest.importorskip("transformers")
+pytest.importorskip("transformers", reason="the adapter needs the extra hf")
 
 import transformers
 

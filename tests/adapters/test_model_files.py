@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-transformers = pytest.importorskip("transformers")
-gguf = pytest.importorskip("gguf")
+transformers = pytest.importorskip("transformers", reason="the adapter needs the extra hf")
+gguf = pytest.importorskip("gguf", reason="model files need the extra hf")
 
 from kvstore.adapters import gguf as conversion  # noqa: E402
 from kvstore.adapters.checkpoints import MANIFEST, cache_dir  # noqa: E402

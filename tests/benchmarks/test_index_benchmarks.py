@@ -11,7 +11,7 @@ from benchmarks.report import Report, check_report
 from benchmarks.synthetic import make_rows
 from tests.traces import make_trace
 
-pytest.importorskip("faiss")
+pytest.importorskip("faiss", reason="compared with FAISS")
 
 
 def quiet(line):

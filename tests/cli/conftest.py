@@ -15,7 +15,7 @@ CHAT = (
 
 @pytest.fixture(scope="session")
 def transformers():
-    return pytest.importorskip("transformers")
+    return pytest.importorskip("transformers", reason="the adapter needs the extra hf")
 
 
 @pytest.fixture(scope="session")

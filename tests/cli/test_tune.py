@@ -16,7 +16,7 @@ def traces(tmp_path_factory):
 
 
 def test_a_table_a_config_a_picture_and_json(run, traces, tmp_path):
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="plots need matplotlib")
     out, plot, results = (tmp_path / name for name in ("config.json", "pareto.png", "all.json"))
     result = run("tune", "--traces", traces, "--kinds", "sq4", "--out", out, "--plot", plot, "--json", results)
     assert result.exit_code == 0, result.output

@@ -64,7 +64,7 @@ def test_inertia_falls_with_iterations_and_with_k() -> None:
 
 
 def test_as_good_as_scikit_learn() -> None:
-    cluster = pytest.importorskip("sklearn.cluster")
+    cluster = pytest.importorskip("sklearn.cluster", reason="compared with scikit-learn")
     points = blobs(3000, 16, 40)
     start = points[np.random.default_rng(3).choice(3000, 64, replace=False)]
     ours = kmeans(points, 64, iterations=10, init=start)

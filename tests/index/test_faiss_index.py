@@ -12,7 +12,7 @@ from tests.contracts.index import DIM, HEADS, IndexContract
 from tests.index.in_store import attends_through
 from tests.index.oracles import inner_products, normal
 
-faiss = pytest.importorskip("faiss")
+faiss = pytest.importorskip("faiss", reason="compared with FAISS")
 FACTORIES = ["Flat", "SQ8", "PQ4x4", "IVF4,Flat", "HNSW8", "OPQ4,PQ4x4", "PCA8,SQfp16"]
 
 

@@ -11,7 +11,7 @@ from kvstore.index import RopeSpec, kmeans, make_index
 from kvstore.index.pq import PQIndex
 from tests.index.oracles import nearest_centroids, normal
 
-faiss = pytest.importorskip("faiss")
+faiss = pytest.importorskip("faiss", reason="compared with FAISS")
 
 ROPE = RopeSpec.from_theta(1e4, 16)
 

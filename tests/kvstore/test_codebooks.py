@@ -188,7 +188,7 @@ def test_a_saved_catalog_serves_another_store(schema, tmp_path):
 
 
 def test_the_file_is_one_that_safetensors_reads(tmp_path):
-    safetensors = pytest.importorskip("safetensors.numpy")
+    safetensors = pytest.importorskip("safetensors.numpy", reason="compared with the package safetensors")
     store, _, _ = filled(SCHEMA, config(), 300)
     store.codebooks.save(tmp_path / "books")
     arrays = safetensors.load_file(tmp_path / "books")

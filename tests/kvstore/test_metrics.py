@@ -9,11 +9,11 @@ from kvstore.metrics import StoreCollector, prometheus_text
 from tests.builders import SCHEMA, fill, make_query
 from tests.kvstore.test_durable import small
 
-prometheus = pytest.importorskip("prometheus_client")
+prometheus = pytest.importorskip("prometheus_client", reason="needs the extra metrics")
 
 
 def samples(text):
-    parser = pytest.importorskip("prometheus_client.parser")
+    parser = pytest.importorskip("prometheus_client.parser", reason="needs the extra metrics")
     families = list(parser.text_string_to_metric_families(text))
     return {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}, families
 

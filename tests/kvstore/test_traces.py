@@ -31,7 +31,7 @@ def test_what_is_written_is_read_bit_for_bit(path):
 
 
 def test_another_library_reads_it_and_its_files_are_read(path):
-    numpy = pytest.importorskip("safetensors.numpy")
+    numpy = pytest.importorskip("safetensors.numpy", reason="compared with the package safetensors")
     trace = make_trace()
     write_trace(path, trace)
     assert np.array_equal(numpy.load_file(path)["k"], trace.k)
