@@ -61,6 +61,7 @@ def test_a_body_may_release_its_guard_early():
         guard.release()
         put(pool, 20)
     pool._check()
+    assert pool.resident().tolist() == [20]
 
 
 @pytest.mark.parametrize("frames", [[0], [2], [3], [-2]])

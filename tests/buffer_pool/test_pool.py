@@ -150,6 +150,8 @@ def test_what_a_pool_returns_is_the_callers():
         guard.frames[:] = 0
         pool._check()
     pool._check()
+    assert (pool.lookup([20, 21]) >= 0).all()
+    assert sorted(pool.resident().tolist())[-2:] == [20, 21]
 
 
 def test_arrays_may_be_reversed_or_read_only():
@@ -163,6 +165,7 @@ def test_arrays_may_be_reversed_or_read_only():
         pool.drop(np.arange(4)[::-1])
         pool.abort(pool.reserve(4)[::-1])
         pool._check()
+        assert len(pool) == 0
 
 
 # ---- zero frames ----

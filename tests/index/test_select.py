@@ -18,7 +18,7 @@ def select(scores: Any, k: int) -> tuple[Any, Any]:
     return rows[:count], picked[:count]
 
 
-def check(scores: Any, k: int) -> None:
+def assert_selects(scores: Any, k: int) -> None:
     scores = np.asarray(scores, np.float32)
     rows, picked = select(scores, k)
     expected = top_rows(np.where(np.isnan(scores), -np.inf, scores), k)
@@ -31,7 +31,7 @@ def check(scores: Any, k: int) -> None:
     st.integers(1, 70),
 )
 def test_ties_and_infinities(scores: list[float], k: int) -> None:
-    check(scores, k)
+    assert_selects(scores, k)
 
 
 @given(st.integers(1, 6000), st.integers(0, 5), st.floats(0.0, 1.0), st.integers(0, 2**31))
@@ -45,28 +45,28 @@ def test_many_shapes_of_data(n: int, shape: int, share: float, seed: int) -> Non
         lambda: np.sort(rng.random(n)),
         lambda: -np.sort(rng.random(n)),
     ][shape]()
-    check(data, 1 + int(share * n))
+    assert_selects(data, 1 + int(share * n))
 
 
 @pytest.mark.parametrize("value", [0.0, -np.inf, 1e30])
 @pytest.mark.parametrize("n", [1, 100, 5000])
 def test_all_equal(value: float, n: int) -> None:
     for k in (1, n // 2 + 1, n, n + 1):
-        check(np.full(n, value), k)
+        assert_selects(np.full(n, value), k)
 
 
 def test_a_sample_that_misleads() -> None:
     scores = np.zeros(64 * 512)
     scores[:: len(scores) // 512] = 1.0  # the sample's stride sees the large ones more often than they are
     for k in (10, 512, 513, 3000):
-        check(scores, k)
+        assert_selects(scores, k)
 
 
 def test_nan_counts_as_least() -> None:
     scores = normal(4000)
     scores[::3] = np.nan
     for k in (5, 2000, 3000, 3999):
-        check(scores, k)
+        assert_selects(scores, k)
 
 
 @given(st.lists(st.floats(-10, 10, width=32), min_size=1, max_size=80), st.data())
