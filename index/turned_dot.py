@@ -41,6 +41,7 @@ def turned_dot(n_pairs: int, m: int, width: int) -> Any:
     @intrinsic
     def dot(typing_context: Any, parts: Any, cosines: Any, sines: Any, query: Any, out: Any, stride: Any) -> Any:
         """Say the types of a call, and how it is compiled."""
+
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             """Write the LLVM code of a call."""
             parts, *rest = arguments
@@ -67,6 +68,7 @@ def turned_dot_of_bytes(n_pairs: int, m: int, width: int) -> Any:
         stride: Any,
     ) -> Any:  # fmt: skip
         """Say the types of a call, and how it is compiled."""
+
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             """Write the LLVM code of a call."""
             codes, centroids, k, *rest = arguments
@@ -92,6 +94,7 @@ def turned_back(pairs: int) -> Any:
     @intrinsic
     def turn(typing_context: Any, real: Any, imaginary: Any, cosines: Any, sines: Any, out: Any) -> Any:
         """Say the types of a call, and how it is compiled."""
+
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             """Write the LLVM code of a call."""
             *sources, out = arguments
