@@ -139,6 +139,12 @@ class BufferPool:
 
     # ---- filling ----
 
+    def available(self, protected: npt.ArrayLike = ()) -> int:
+        """Return how many frames `reserve` could give. O(n_frames)."""
+        self._check_open()
+        keep, _ = as_found(protected, self.n_frames)
+        return self._residency.states.n_free + int(np.count_nonzero(self._residency.evictable(keep)))
+
     def reserve(self, n: int, protected: npt.ArrayLike = ()) -> IntArray | None:
         """Return n frames to be written, int64 [n], or None, with nothing changed, where there are not so many.
 

@@ -105,7 +105,8 @@ class FlatIndex(ScannedIndex):
         view = checked_view(view, self.n_kv_heads, self.head_dim, stop)
         kernel = flat_scan(self.head_dim, scan_width(q.shape[1]), view.dtype_code)
         strides = (view.block_tokens, view.head_stride_bytes, view.row_stride_bytes)
-        run_parallel(kernel, view.block_addresses, *strides, start, stop, q, out)
+        for low, high in view.parts(start, stop):
+            run_parallel(kernel, view.block_addresses, *strides, low, high, low - start, q, out)
 
     def _check(self) -> None:
         assert self._n_rows >= 0

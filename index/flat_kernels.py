@@ -31,9 +31,9 @@ def scan_width(group: int) -> int:
 def flat_scan(head_dim: int, width: int, dtype_code: int) -> Any:
     """Return the parallel kernel that scores the rows of all KV heads, compiled for these sizes.
 
-    `scan(addresses, block_tokens, head_stride_bytes, row_stride_bytes, start, stop, q, out)`: addresses int64
+    `scan(addresses, block_tokens, head_stride_bytes, row_stride_bytes, start, stop, column, q, out)`: addresses int64
     [n_blocks]; q float32 [n_kv_heads, group >= width, head_dim]; out float32 [n_kv_heads, >= group,
-    >= stop - start].
+    >= column + stop - start], written from `column` on.
     """
     score_block = _block_scorer(head_dim, width, LOADERS[dtype_code])
 
@@ -52,7 +52,7 @@ def flat_scan(head_dim: int, width: int, dtype_code: int) -> Any:
             row += n
 
     @jit(parallel=True)
-    def scan(addresses, block_tokens, head_stride, row_stride, start, stop, q, out):  # type: ignore[no-untyped-def]
+    def scan(addresses, block_tokens, head_stride, row_stride, start, stop, column, q, out):  # type: ignore[no-untyped-def]
         """See `flat_scan`."""
         n_chunks = count_chunks(stop - start)
         for task in prange(q.shape[0] * n_chunks):
@@ -60,7 +60,7 @@ def flat_scan(head_dim: int, width: int, dtype_code: int) -> Any:
             low, high = chunk_bounds(stop - start, n_chunks, chunk)
             scan_chunk(
                 addresses, block_tokens, row_stride, head * head_stride, start + low, start + high,
-                q[head], out[head], low,
+                q[head], out[head], column + low,
             )  # fmt: skip
 
     return scan

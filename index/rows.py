@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,8 @@ class RowView:
         head_stride_bytes, row_stride_bytes: distances inside a block.
         dtype_code: FLOAT32, FLOAT16 or BFLOAT16.
         owner: whatever keeps the memory alive.
+        bring: for rows that are not all in memory: `bring(start, stop)` yields ranges that make up [start, stop); the
+            addresses of each are right until the next is asked for. None where they always are.
     """
 
     block_addresses: npt.NDArray[np.int64]
@@ -38,6 +41,14 @@ class RowView:
     row_stride_bytes: int
     dtype_code: int
     owner: Any = None
+    bring: Callable[[int, int], Iterator[tuple[int, int]]] | None = None
+
+    def parts(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Yield ranges that make up [start, stop), each to be read before the next is asked for."""
+        if self.bring is None:
+            yield start, stop
+        else:
+            yield from self.bring(start, stop)
 
     @classmethod
     def of(cls, array: npt.NDArray[Any], dtype: str | None = None) -> RowView:

@@ -3,6 +3,8 @@
 A sequence is saved in batches: rows first, under keys that no catalog names yet, and in the last batch the catalog's
 entry that names them, together with the deletion of what no entry names any more. So a reopened store shows each
 sequence as it was at one of its saves, whole, whenever the process ended.
+
+Extents that a sequence in memory knows are held, whether an entry names them or not: its blocks may be nowhere else.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ class Archive:
         self._generation = 0
         self.entries: dict[str, CatalogEntry] = {}
         self._holders: Counter[Ref] = Counter()
+        self._held: Counter[ExtentRef] = Counter()  # by sequences in memory
         self.read_catalog()
 
     def read_catalog(self) -> None:
@@ -56,6 +59,20 @@ class Archive:
     def readonly(self) -> bool:
         """Whether nothing can be saved."""
         return self.tier.readonly
+
+    def hold(self, extents: Iterable[ExtentRef]) -> None:
+        """Keep extents on the disk for a sequence in memory, until `let_go`."""
+        self._held.update(extents)
+
+    def let_go(self, extents: Iterable[ExtentRef]) -> None:
+        """Take `hold` back, and delete what nobody needs any more."""
+        gone = self._unhold(extents)
+        if gone and not self.readonly:
+            self.tier.delete_many(self._keys(gone))
+
+    def hold_only(self, extents: Iterable[ExtentRef]) -> None:
+        """Hold these and nothing else, deleting nothing."""
+        self._held = Counter(extents)
 
     def next_generation(self) -> int:
         """Return a number that no record carries yet."""
@@ -77,7 +94,7 @@ class Archive:
         `SpillFullError` or another `StorageError`; what was saved before stays then.
         """
         generation = self.next_generation()
-        kept = self._held_extents(saved.sound_extents(self._rows.block_tokens, self._rows.blocks_per_extent))
+        kept = saved.sound_extents(self._rows.block_tokens, self._rows.blocks_per_extent)
         first = kept[-1].number + kept[-1].n_blocks if kept else 0
         fresh = self._rows.extents(first, entry.n_rows, saved.sequence, generation)
         self._write(record for layer, table in enumerate(tables) for record in self._rows.records(table, layer, fresh))
@@ -89,17 +106,18 @@ class Archive:
             refs[layer] = ref._replace(sequence=saved.sequence, generation=generation, n_parts=len(parts))
         extents = (*kept, *fresh)
         whole = entry._replace(layers=(extents,) * len(tables), indexes=tuple(refs))
-        self._replace(whole, tokens)
+        self.hold(extents)
+        self._replace(whole, tokens, saved.extents)
         saved.extents, saved.indexes = extents, refs
         saved.n_rows = saved.valid_rows = entry.n_rows
 
-    def load(self, entry: CatalogEntry, tables: Sequence[Table]) -> Saved:
-        """Read a sequence's rows into empty tables, all or none; see `RowRecords.load` for what is raised."""
+    def load(self, entry: CatalogEntry, tables: Sequence[Table], left: range) -> Saved:
+        """Read a sequence's rows into empty tables, all or none; see `RowRecords.load`. Its extents are held then."""
         if len(entry.layers) != len(tables):
             raise CorruptStoreError(f"{entry.name!r} has {len(entry.layers)} layers in the catalog, not {len(tables)}")
         try:
             for layer, (table, extents) in enumerate(zip(tables, entry.layers, strict=True)):
-                self._rows.load(self.tier, table, layer, extents)
+                self._rows.load(self.tier, table, layer, extents, left)
                 if table.n_rows != entry.n_rows:
                     raise CorruptStoreError(
                         f"{entry.name!r} has {entry.n_rows} rows in the catalog, not {table.n_rows}"
@@ -109,6 +127,7 @@ class Archive:
                 table.truncate(0)
             raise
         extents = tuple(entry.layers[0])
+        self.hold(extents)
         return Saved(entry.sequence, entry.n_rows, entry.n_rows, extents, indexes=list(entry.indexes))
 
     def load_index(self, ref: IndexRef, layer: int) -> bytes:
@@ -116,17 +135,16 @@ class Archive:
         keys = [RecordKey(Kind.INDEX, ref.sequence, ref.generation, layer, part) for part in range(ref.n_parts)]
         return b"".join(_payload(self.tier, key) for key in keys)
 
-    def drop(self, name: str) -> None:
-        """Forget a sequence, and records that no other one shares."""
-        entry = self.entries.get(name)
+    def drop(self, name: str, held: Iterable[ExtentRef] = ()) -> None:
+        """Forget a sequence that held these extents, and records that no other one needs."""
+        self._check_writable()
+        entry, deletes = self.entries.get(name), []
+        gone = self._unhold(held)
         if entry is not None:
-            self._check_writable()
-            self.tier.write(deletes=[_entry_key(entry), _tokens_key(entry), *self._remove_entry(entry)])
-
-    def _held_extents(self, extents: Sequence[ExtentRef]) -> tuple[ExtentRef, ...]:
-        """The first extents that some entry names: a fork may know others, whose sequence is gone by now."""
-        held = (bool(self._holders[Kind.ROWS, ref.sequence, ref.generation, ref.number]) for ref in extents)
-        return tuple(extents[: next((i for i, there in enumerate(held) if not there), len(extents))])
+            deletes = [_entry_key(entry), _tokens_key(entry), *self._remove_entry(entry)]
+        deletes += self._keys(ref for ref in gone if not self._is_needed(ref))
+        if deletes:
+            self.tier.write(deletes=deletes)
 
     def _holds_index(self, ref: IndexRef | None, layer: int) -> bool:
         return ref is not None and bool(self._holders[Kind.INDEX, ref.sequence, ref.generation, layer])
@@ -135,11 +153,12 @@ class Archive:
         """Yield the key of every record that belongs to some sequence."""
         for entry in self.entries.values():
             yield from (_entry_key(entry), _tokens_key(entry))
-            yield from _keys(_refs(entry), entry)
+            yield from self._keys(_extents(entry))
+            yield from _index_keys(_indexes(entry), entry)
 
     def orphans(self) -> list[RecordKey]:
         """Return the keys of records that belong to no sequence: what a save that did not finish has left."""
-        named = set(self.named_keys())
+        named = {*self.named_keys(), *self._keys(self._held)}
         return [key for key in self.tier.iterate() if key not in named]
 
     def cut(self, entry: CatalogEntry, n_rows: int, bad_layers: Sequence[int]) -> None:
@@ -161,8 +180,11 @@ class Archive:
         record = self.tier.get_many([_tokens_key(entry)])[0]
         return None if record is None else bytes(record.payload)
 
-    def _replace(self, entry: CatalogEntry, tokens: bytes | None) -> None:
-        """Write an entry in place of the one with its name, in one batch with what that alone has named."""
+    def _replace(self, entry: CatalogEntry, tokens: bytes | None, held: Iterable[ExtentRef] = ()) -> None:
+        """Write an entry in place of the one with its name, in one batch with what that alone has named.
+
+        `held` are extents that the sequence lets go of at the same time.
+        """
         record = Record(_entry_key(entry), encode_entry(entry))
         puts = [record] if tokens is None else [record, Record(_tokens_key(entry), tokens)]
         former = self.entries.get(entry.name)
@@ -172,6 +194,7 @@ class Archive:
             self.entries[entry.name] = entry
             if _entry_key(former) != record.key:
                 deletes += [_entry_key(former), _tokens_key(former)]
+        deletes += self._keys(self._unhold(held))
         self.tier.write(puts=puts, deletes=deletes)
 
     def _write(self, records: Iterable[Record]) -> None:
@@ -185,47 +208,73 @@ class Archive:
         self._holders.update(_refs(entry))
 
     def _remove_entry(self, entry: CatalogEntry) -> list[RecordKey]:
-        """Take an entry out; returns the keys that nobody names any more."""
+        """Take an entry out; returns the keys of what nobody needs any more."""
         self.entries.pop(entry.name, None)
-        gone = []
-        for ref in _refs(entry):
-            self._holders[ref] -= 1
-            if self._holders[ref] == 0:
-                del self._holders[ref]
-                gone.append(ref)
-        return list(_keys(gone, entry))
+        _subtract(self._holders, _refs(entry))
+        extents = [ref for ref in _extents(entry) if not self._is_needed(ref)]
+        indexes = [ref for ref in _indexes(entry) if not self._holders[ref]]
+        return [*self._keys(extents), *_index_keys(indexes, entry)]
+
+    def _unhold(self, extents: Iterable[ExtentRef]) -> list[ExtentRef]:
+        """Take `hold` back; returns what nobody needs any more."""
+        _subtract(self._held, extents := tuple(extents))
+        return [ref for ref in extents if not self._is_needed(ref)]
+
+    def _is_needed(self, ref: ExtentRef) -> bool:
+        """Whether an entry names an extent, or a sequence in memory holds it."""
+        return bool(self._held[ref] or self._holders[_row_ref(ref)])
+
+    def _keys(self, extents: Iterable[ExtentRef]) -> Iterator[RecordKey]:
+        """Yield the keys of the records that extents stand for."""
+        return (row_key(ref, layer) for ref in extents for layer in range(self._rows.n_layers))
 
     def _check_writable(self) -> None:
         if self.readonly:
             raise ReadOnlyStoreError("the store was opened to be read; open it without readonly to change it")
 
     def _check(self) -> None:
-        """Assert that the counts equal a recount, and that every record an entry names is there."""
+        """Assert that the counts equal a recount, and that every record needed is there."""
         recount = Counter(ref for entry in self.entries.values() for ref in _refs(entry))
         assert recount == self._holders
-        for entry in self.entries.values():
-            assert all(self.tier.contains(key) for key in _keys(_refs(entry), entry))
+        assert all(count > 0 for count in self._held.values())
+        assert all(self.tier.contains(key) for key in (*self.named_keys(), *self._keys(self._held))
+                   if key.kind in (Kind.ROWS, Kind.INDEX))  # fmt: skip
+
+
+def _subtract(counts: Counter[Any], items: Iterable[Any]) -> None:
+    """Take one off each count, and forget those that reach zero."""
+    for item in items:
+        counts[item] -= 1
+        if counts[item] <= 0:
+            del counts[item]
+
+
+def _extents(entry: CatalogEntry) -> set[ExtentRef]:
+    """The extents that an entry names, once for all layers."""
+    return {ref for refs in entry.layers for ref in refs}
+
+
+def _indexes(entry: CatalogEntry) -> list[Ref]:
+    """The indexes that an entry names, by layer."""
+    return [
+        (Kind.INDEX, ref.sequence, ref.generation, layer) for layer, ref in enumerate(entry.indexes) if ref is not None
+    ]
 
 
 def _refs(entry: CatalogEntry) -> list[Ref]:
-    """What an entry names; extents are named once for all layers, indexes a layer at a time."""
-    extents = {(Kind.ROWS, ref.sequence, ref.generation, ref.number) for refs in entry.layers for ref in refs}
-    indexes = [
-        (Kind.INDEX, ref.sequence, ref.generation, layer) for layer, ref in enumerate(entry.indexes) if ref is not None
-    ]
-    return [*sorted(extents), *indexes]
+    return [*map(_row_ref, sorted(_extents(entry))), *_indexes(entry)]
 
 
-def _keys(refs: Iterable[Ref], entry: CatalogEntry) -> Iterator[RecordKey]:
-    """Return the keys of records that an entry's references stand for."""
-    for kind, sequence, generation, number in refs:
-        if kind == Kind.ROWS:
-            for layer in range(len(entry.layers)):
-                yield row_key(ExtentRef(sequence, generation, number, 1, 1), layer)
-        else:
-            ref = entry.indexes[number]
-            for part in range(ref.n_parts if ref is not None else 0):
-                yield RecordKey(Kind.INDEX, sequence, generation, number, part)
+def _row_ref(ref: ExtentRef) -> Ref:
+    return Kind.ROWS, ref.sequence, ref.generation, ref.number
+
+
+def _index_keys(refs: Iterable[Ref], entry: CatalogEntry) -> Iterator[RecordKey]:
+    """Yield the keys of the parts of an entry's indexes."""
+    for kind, sequence, generation, layer in refs:
+        ref = entry.indexes[layer]
+        for part in range(ref.n_parts if ref is not None else 0):
+            yield RecordKey(kind, sequence, generation, layer, part)
 
 
 def _entry_key(entry: CatalogEntry) -> RecordKey:

@@ -15,7 +15,8 @@ from kvstore.index.flat import FlatIndex
 from kvstore.index.rows import DTYPE_CODES
 from kvstore.index.threads import run_sized
 from kvstore.index.workspace import Workspace
-from kvstore.kernels.attend import attend_kernel
+from kvstore.kernels.attend import SPLIT_ROWS, attend_kernel, list_items, merge_pieces, row_sizes
+from kvstore.paged_rows import PagedRows
 from kvstore.planner import FLAT, INDEX, Plan
 from kvstore.schema import Schema
 from kvstore.table import Table
@@ -25,6 +26,9 @@ NUMBER_NS = 0.12
 """Rough nanoseconds for a number of a row and a query head; only whether to wake threads depends on it."""
 
 REDUCE_CODES = {"sum_softmax": 0, "max": 1, "mean": 2}
+AnyRows = Table | PagedRows
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,80 +57,103 @@ class Attention:
         self._config = config
         self._workspace = workspace
         self._reduce_code = REDUCE_CODES[config.reduce]
-        item = schema.torch_dtype.itemsize
-        value_bytes = schema.value_dim * item
-        self._sizes = np.array(
-            [
-                schema.block_tokens.bit_length() - 1,
-                schema.block_tokens * schema.key_bytes,
-                schema.key_bytes,
-                schema.block_tokens * value_bytes,
-                value_bytes,
-                schema.head_dim,
-                schema.value_dim,
-            ],
-            np.int64,
-        )
+        self._sizes = row_sizes(schema)
 
     def run(
         self,
-        tables: SequenceABC[Table],
+        tables: SequenceABC[AnyRows],
         indexes: SequenceABC[TableIndex],
         plans: SequenceABC[Plan],
         q: npt.NDArray[np.float32],
         scale: float,
     ) -> Attended:
         """Attend with q, float32 [n_sequences, n_kv_heads, group, head_dim], to one table of each sequence."""
-        s = self._schema
+        if len(tables) > 1 and any(_kept_away(table, plan) for table, plan in zip(tables, plans, strict=True)):
+            # One after the other, so that only one sequence's rows are in place at a time.
+            parts = zip(tables, indexes, plans, strict=True)
+            return _joined([self.run([t], [x], [p], q[i : i + 1], scale) for i, (t, x, p) in enumerate(parts)])
         started = time.perf_counter()
         found = [
             self._candidates(i, table, keeper, plan, q[i], scale)
             for i, (table, keeper, plan) in enumerate(zip(tables, indexes, plans, strict=True))
         ]
         searched = time.perf_counter()
-        candidates = found[0] if len(found) == 1 else _stack(found)
-        lines = [
-            (
-                t.key_addresses.ctypes.data,
-                t.value_addresses.ctypes.data,
-                p.first,
-                p.sinks_stop,
-                p.tail_start,
-                p.n_rows,
-            )
-            for t, p in zip(tables, plans, strict=True)
-        ]
-        n_chosen = max(p.n_selected for p in plans)
-        out = np.empty((len(plans), s.n_kv_heads, q.shape[2], s.value_dim), np.float32)
-        log_norm = np.empty(out.shape[:3], np.float32)
-        chosen = np.full((len(plans), s.n_kv_heads, n_chosen), -1, np.int64)
-        counts = [p.by_head or ((p.n_candidates, p.n_selected),) * s.n_kv_heads for p in plans]
+        placed = [table.place(rows) for table, rows in zip(tables, found, strict=True)]
+        out, log_norm, chosen = self._attend(tables, plans, placed, q * np.float32(scale))
+        for i, (rows, ids) in enumerate(zip(found, placed, strict=True)):
+            if ids is not rows:
+                chosen[i] = _row_ids(chosen[i], ids, rows)
+        return Attended(out, log_norm, chosen, searched - started, time.perf_counter() - searched)
+
+    def _attend(
+        self,
+        tables: SequenceABC[AnyRows],
+        plans: SequenceABC[Plan],
+        candidates: list[IntArray],
+        q: FloatArray,
+    ) -> tuple[FloatArray, FloatArray, IntArray]:
+        """Return out, log_norm and chosen as `Attended` has them, of rows that are in place or can be brought there."""
+        s, buffer = self._schema, self._workspace.buffer
+        work = _Work(
+            np.array([_line(table, plan) for table, plan in zip(tables, plans, strict=True)], np.int64),
+            np.array([p.by_head or ((p.n_candidates, p.n_selected),) * s.n_kv_heads for p in plans], np.int64),
+            candidates[0][None] if len(candidates) == 1 else _stack(candidates),
+            q,
+            np.full((len(plans), s.n_kv_heads, max(p.n_selected for p in plans)), -1, np.int64),
+        )
+        n_pieces = tuple(_pieces(plan) for plan in plans)
+        items, group = list_items(n_pieces, s.n_kv_heads), q.shape[2]
+        peaks = buffer("peaks", (len(items), group), np.float32)
+        norms = buffer("norms", (len(items), group), np.float32)
+        sums = buffer("sums", (len(items), group, s.value_dim), np.float32)
         numbers = sum(p.n_attended * s.value_dim + max(p.n_attended, p.n_candidates) * s.head_dim for p in plans)
+        if isinstance(tables[0], PagedRows) and _kept_away(tables[0], plans[0]):
+            by_head = (s.n_kv_heads, n_pieces[0])
+            states = [state.reshape(*by_head, *state.shape[1:]) for state in (peaks, norms, sums)]
+            for piece in range(n_pieces[0]):
+                peak, norm, total = (np.empty_like(state[:, piece], order="C") for state in states)
+                with tables[0].hold(*_kept_ranges(plans[0], piece)):
+                    lines = np.ascontiguousarray(items.reshape(*by_head, 3)[:, piece])
+                    self._run(work, lines, peak, norm, total, numbers / n_pieces[0])
+                for state, part in zip(states, (peak, norm, total), strict=True):
+                    state[:, piece] = part
+        else:
+            self._run(work, items, peaks, norms, sums, numbers)
+        out = np.empty((len(plans), s.n_kv_heads, group, s.value_dim), np.float32)
+        log_norm = np.empty(out.shape[:3], np.float32)
+        merge_pieces(items, peaks, norms, sums, out, log_norm)
+        return out, log_norm, work.chosen
+
+    def _run(
+        self, work: _Work, items: IntArray, peaks: FloatArray, norms: FloatArray, sums: FloatArray, numbers: float
+    ) -> None:
+        s = self._schema
         run_sized(
             NUMBER_NS * s.n_q_heads * numbers,
             attend_kernel(s.head_dim, s.value_dim, DTYPE_CODES[s.dtype]),
-            np.array(lines, np.int64),
-            np.array(counts, np.int64),
+            work.lines,
+            work.counts,
             self._sizes,
-            candidates,
+            work.candidates,
             self._reduce_code,
-            q * np.float32(scale),
-            out,
-            log_norm,
-            chosen,
+            work.q,
+            items,
+            peaks,
+            norms,
+            sums,
+            work.chosen,
         )
-        return Attended(out, log_norm, chosen, searched - started, time.perf_counter() - searched)
 
     def _candidates(
-        self, place: int, table: Table, keeper: TableIndex, plan: Plan, q: npt.NDArray[np.float32], scale: float
-    ) -> npt.NDArray[np.int64]:
-        """Rows the index proposes, int64 [1, n_kv_heads, n_candidates]."""
+        self, place: int, table: AnyRows, keeper: TableIndex, plan: Plan, q: FloatArray, scale: float
+    ) -> IntArray:
+        """Rows the index proposes, int64 [n_kv_heads, n_candidates]."""
         if plan.method == INDEX and keeper.index is not None:
             index: Index = keeper.index
         elif plan.method == FLAT:
             index = FlatIndex.over(table.key_view(), plan.sinks_stop, plan.tail_start, workspace=self._workspace)
         else:
-            return np.empty((1, self._schema.n_kv_heads, 0), np.int64)
+            return np.empty((self._schema.n_kv_heads, 0), np.int64)
         found = index.search(
             q,
             plan.n_candidates,
@@ -137,7 +164,7 @@ class Attention:
             stop=plan.tail_start,
             out=self._room(place, q.shape[1], plan.n_candidates),
         )
-        return (_best(found, plan.by_head) if plan.by_head else found.rows)[None]
+        return _best(found, plan.by_head) if plan.by_head else found.rows
 
     def _room(self, place: int, group: int, k: int) -> Candidates:
         """Return the workspace's room for the candidates of one sequence of a batch, until the next call."""
@@ -147,6 +174,67 @@ class Attention:
             buffer(f"scores {place}", (heads, k), np.float32),
             buffer("log norms", (heads, group), np.float32),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What the kernel is told of a batch; see `attend_kernel`, where `lines` are called plans."""
+
+    lines: IntArray
+    counts: IntArray
+    candidates: IntArray
+    q: FloatArray
+    chosen: IntArray
+
+
+def _line(table: AnyRows, plan: Plan) -> tuple[int, ...]:
+    addresses = table.key_addresses.ctypes.data, table.value_addresses.ctypes.data
+    return (*addresses, plan.first, plan.sinks_stop, plan.tail_start, plan.n_rows)
+
+
+def _pieces(plan: Plan) -> int:
+    """Number of pieces that the always-attended rows are cut into."""
+    return max(1, -(-(plan.sinks_stop - plan.first + plan.n_rows - plan.tail_start) // SPLIT_ROWS))
+
+
+def _kept_ranges(plan: Plan, piece: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The rows of a piece, [start, stop) among the sinks and [start, stop) in the tail, as the kernel takes them."""
+    n_sinks = plan.sinks_stop - plan.first
+    low, high = piece * SPLIT_ROWS, min((piece + 1) * SPLIT_ROWS, n_sinks + plan.n_rows - plan.tail_start)
+    tail = plan.tail_start - n_sinks
+    in_sinks = plan.first + low, max(plan.first + low, plan.first + min(high, n_sinks))
+    return in_sinks, (tail + max(low, n_sinks), max(tail + max(low, n_sinks), tail + high))
+
+
+def _kept_away(table: AnyRows, plan: Plan) -> bool:
+    """Whether some of the rows that are always attended have to be brought from the disk."""
+    if not isinstance(table, PagedRows):
+        return False
+    return not (table.has(plan.first, plan.sinks_stop) and table.has(plan.tail_start, plan.n_rows))
+
+
+def _row_ids(chosen: IntArray, ids: IntArray, rows: IntArray) -> IntArray:
+    """Return the rows that stand behind ids chosen, int64 [n_kv_heads, n], -1 for none: ids[i] was given to rows[i]."""
+    order = np.argsort(ids, axis=1)
+    found = np.full_like(chosen, -1)
+    for head, line in enumerate(chosen):
+        is_row = line >= 0
+        at = np.searchsorted(ids[head, order[head]], line[is_row])
+        found[head, is_row] = rows[head, order[head, at]]
+    return found
+
+
+def _joined(parts: list[Attended]) -> Attended:
+    """Put the answers of single sequences together."""
+    width = max(part.chosen.shape[2] for part in parts)
+    padded = [np.pad(p.chosen, ((0, 0), (0, 0), (0, width - p.chosen.shape[2])), constant_values=-1) for p in parts]
+    return Attended(
+        np.concatenate([part.out for part in parts]),
+        np.concatenate([part.log_norm for part in parts]),
+        np.concatenate(padded),
+        sum(part.search_s for part in parts),
+        sum(part.attend_s for part in parts),
+    )
 
 
 def _best(found: Candidates, by_head: tuple[tuple[int, int], ...]) -> npt.NDArray[np.int64]:
@@ -159,8 +247,8 @@ def _best(found: Candidates, by_head: tuple[tuple[int, int], ...]) -> npt.NDArra
 
 
 def _stack(found: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
-    width = max(rows.shape[2] for rows in found)
-    stacked = np.zeros((len(found), found[0].shape[1], width), np.int64)
+    width = max(rows.shape[1] for rows in found)
+    stacked = np.zeros((len(found), found[0].shape[0], width), np.int64)
     for i, rows in enumerate(found):
-        stacked[i, :, : rows.shape[2]] = rows[0]
+        stacked[i, :, : rows.shape[1]] = rows
     return stacked

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvstore.archive import Archive
@@ -10,7 +10,8 @@ from kvstore.errors import CorruptStoreError, UnsupportedFormatError
 from kvstore.index_builder import IndexBuilder
 from kvstore.index_state import decode_index
 from kvstore.row_records import RowRecords
-from kvstore.storage.catalog import CatalogEntry
+from kvstore.storage.catalog import CatalogEntry, ExtentRef
+from kvstore.table import Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,25 @@ class Checker:
         if repair:
             self._archive.tier.flush()
         return found
+
+    def sound_rows(self, tables: Sequence[Table], extents: Sequence[ExtentRef]) -> int:
+        """Return how many first rows of a sequence in memory can be kept when some of its blocks lie on the disk only.
+
+        Those before the first damaged extent, if blocks that lie behind it are nowhere else. O(extents).
+        """
+        left = [ref for table in tables for n in range(table.n_blocks) if (ref := table.extent(n)) is not None]
+        last = max((ref.number for ref in left), default=-1)
+        for ref in extents:
+            if ref.number <= last and not all(self._is_sound(layer, ref) for layer in range(len(tables))):
+                return ref.number * self._rows.block_tokens
+        return tables[0].n_rows
+
+    def _is_sound(self, layer: int, ref: ExtentRef) -> bool:
+        try:
+            self._rows.read(self._archive.tier, layer, ref)
+        except (CorruptStoreError, UnsupportedFormatError):
+            return False
+        return True
 
     def _check_rows(self, entry: CatalogEntry) -> tuple[int, list[Finding]]:
         """Return how many first rows are sound in all layers, and what is wrong with the others."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvstore.budget import Budget, check_budget
+from kvstore.buffer_pool import make_policy
 from kvstore.errors import ConfigError
 from kvstore.storage.encodings import encoding_of
 from kvstore.storage.spill_settings import SpillSettings
@@ -95,7 +96,9 @@ class StoreConfig:
         reduce: how the query heads of one KV head agree on a row: "sum_softmax", "max" or "mean".
         index: settings of the index.
         arena_bytes: size of one allocation of the heap.
-        heap_bytes: limit of the heap (0: none).
+        heap_bytes: limit of the heap (0: none). In a directory a full heap gives blocks up to the disk.
+        pool_bytes: of frames for blocks that are on the disk only; taken when the first of them is read.
+        pool_policy: which frame is used again: a name of `kvstore.buffer_pool.policy_names`.
         spill_bytes: largest size of the file of a store that lies in a directory; it grows to it as needed.
         durability: of that file: "process" survives a killed process, "power" a loss of power, and waits for the disk.
         flush_rows: rows that a sequence commits before they are sent to the disk by themselves (0: only when asked).
@@ -111,6 +114,8 @@ class StoreConfig:
     index: IndexConfig = field(default_factory=IndexConfig)
     arena_bytes: int = 32 * MIB
     heap_bytes: int = 0
+    pool_bytes: int = 64 * MIB
+    pool_policy: str = "lru"
     spill_bytes: int = 64 * GIB
     durability: str = "process"
     flush_rows: int = 1024
@@ -125,8 +130,9 @@ class StoreConfig:
             raise ConfigError(f"min_selected must be at least 1, not {self.min_selected}")
         if self.dense_rows < 0:
             raise ConfigError(f"dense_rows must not be negative, got {self.dense_rows}")
-        if self.arena_bytes < 1 or self.heap_bytes < 0:
-            raise ConfigError("arena_bytes must be positive and heap_bytes not negative")
+        if self.arena_bytes < 1 or self.heap_bytes < 0 or self.pool_bytes < 0:
+            raise ConfigError("arena_bytes must be positive, heap_bytes and pool_bytes not negative")
+        make_policy(self.pool_policy, 1)
         if self.flush_rows < 0:
             raise ConfigError(f"flush_rows must not be negative, got {self.flush_rows}")
         SpillSettings(self.spill_bytes, self.durability)

@@ -125,6 +125,11 @@ class Durable:
         if self._persistence is not None:
             self._persistence.committed(seq)
 
+    def _forked(self, twin: Sequence) -> None:
+        """Called for a sequence that has come to know what another one has on the disk."""
+        if self._persistence is not None:
+            self._persistence.hold(twin)
+
     def _bring_back(self, seq: Sequence) -> None:
         """Called by a sequence that was taken out of memory and is used."""
         assert self._persistence is not None

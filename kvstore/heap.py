@@ -75,15 +75,28 @@ class Heap:
 
         Raises `HeapFullError` when the byte limit leaves too little room; nothing is allocated then.
         """
-        if self.when_full is not None and not self.has_room(n_blocks):
-            self.when_full(n_blocks)
+        self.ensure_room(n_blocks)
         self._reserve(n_blocks - len(self._free) - self._n_uncut)
         return [self._free.pop() if self._free else self._cut_next() for _ in range(n_blocks)]
 
+    def ensure_room(self, n_blocks: int) -> None:
+        """Raise `HeapFullError` unless n_blocks blocks can be handed out; asks for room first."""
+        if self.when_full is not None and not self.has_room(n_blocks):
+            self.when_full(n_blocks)
+        if not self.has_room(n_blocks):
+            raise HeapFullError(
+                f"the heap needs {n_blocks} more blocks of {self._stride_bytes} bytes, but {self.used_bytes} of its "
+                f"{self._limit_bytes} bytes are used; drop a sequence or raise heap_bytes"
+            )
+
+    @property
+    def room_blocks(self) -> int | None:
+        """Blocks that can still be handed out; None without a limit."""
+        return None if self._limit_blocks is None else self._limit_blocks - self.used_blocks
+
     def has_room(self, n_blocks: int) -> bool:
         """Whether `allocate` would succeed."""
-        missing = n_blocks - len(self._free) - self._n_uncut
-        return missing <= 0 or self._limit_blocks is None or self._n_blocks + missing <= self._limit_blocks
+        return self.room_blocks is None or n_blocks <= self.room_blocks
 
     def share(self, blocks: list[Block]) -> None:
         """Count one holder more for each block; it is free when every holder has freed it."""
@@ -112,13 +125,6 @@ class Heap:
         self._n_blocks = self._n_uncut = 0
 
     def _reserve(self, missing: int) -> None:
-        if missing <= 0:
-            return
-        if self._limit_blocks is not None and self._n_blocks + missing > self._limit_blocks:
-            raise HeapFullError(
-                f"the heap needs {missing} more blocks of {self._stride_bytes} bytes, but {self.used_bytes} of its "
-                f"{self._limit_bytes} bytes are used; drop a sequence or raise heap_bytes"
-            )
         while missing > 0:
             room = self._limit_blocks - self._n_blocks if self._limit_blocks is not None else self._arena_blocks
             n = min(self._arena_blocks, room)

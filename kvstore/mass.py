@@ -8,11 +8,10 @@ import numpy.typing as npt
 from kvstore.attention import Attended
 from kvstore.explain import Measured
 from kvstore.planner import Plan
-from kvstore.table import Table
-from kvstore.topk import exact_scores
+from kvstore.topk import AnyRows, exact_scores
 
 
-def measure(table: Table, plan: Plan, attended: Attended, q: npt.NDArray[np.float32], scale: float) -> Measured:
+def measure(table: AnyRows, plan: Plan, attended: Attended, q: npt.NDArray[np.float32], scale: float) -> Measured:
     """Compare what one sequence's attention read with a full exact scan; q float32 [n_kv_heads, group, head_dim].
 
     O(n_rows): for `explain` and for tests, never for a decode step.

@@ -10,13 +10,15 @@ import numpy as np
 
 from kvstore.checking import Checker, Finding
 from kvstore.directory import Directory
-from kvstore.errors import CorruptStoreError, ReadOnlyStoreError, StorageError
+from kvstore.errors import CorruptStoreError, ReadOnlyStoreError
 from kvstore.index_state import VERSION, decode_index, encode_index
+from kvstore.moves import Moves
 from kvstore.residency import Residency
-from kvstore.saved import Saved
 from kvstore.sequence import Sequence
+from kvstore.spill_pool import SpillPool
+from kvstore.spill_reader import SpillReader
 from kvstore.storage.arrays import decode_arrays, encode_arrays
-from kvstore.storage.catalog import CatalogEntry, IndexRef
+from kvstore.storage.catalog import CatalogEntry, ExtentRef, IndexRef
 from kvstore.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -37,7 +39,10 @@ class Persistence:
         self._directory = directory
         self._archive = directory.archive
         self._codebook_versions: dict[int, int] = {}
-        self.residency = Residency(store.heap, store._sequences, self._unload)
+        reader = SpillReader(directory.tier, directory.rows)
+        self._spill_pool = store._spill_pool = SpillPool(store.schema, store.config, reader, store.workspace)
+        self._moves = Moves(store, directory.rows)
+        self.residency = Residency(store.heap, store._sequences, self._unload, self._spill)
         if not directory.was_closed and not self.readonly:
             self._archive.tier.delete_many(self._archive.orphans())
         if directory.codebooks_path.exists():
@@ -104,10 +109,15 @@ class Persistence:
         self.flush(sequences, final=True)
         self._guarded(self._directory.tier.sync)
 
-    def drop(self, name: str) -> None:
-        """Forget a sequence on disk."""
+    def drop(self, name: str, seq: Sequence | None) -> None:
+        """Forget a sequence on disk, and what its handle knew to be there."""
         self.residency.forget(name)
-        self._guarded(lambda: self._archive.drop(name))
+        held = seq._saved.extents if seq is not None and not seq._unloaded else ()
+        self._guarded(lambda: self._archive.drop(name, held))
+
+    def hold(self, seq: Sequence) -> None:
+        """Keep on disk what a fork shares with the sequence it came from."""
+        self._archive.hold(seq._saved.extents)
 
     def vacuum(self) -> int:
         """Give room that dropped sequences have left back to the system; returns bytes."""
@@ -122,7 +132,8 @@ class Persistence:
         found = checker.check(repair)
         if repair and found:
             for seq in self._store._sequences.values():
-                seq._saved = Saved(seq._saved.sequence)
+                seq.truncate(min(len(seq), checker.sound_rows(seq._tables, seq._saved.extents)))
+                self._archive.let_go(self._forget_save(seq))
             self.flush(self._store._sequences.values())
         return found
 
@@ -152,9 +163,19 @@ class Persistence:
         self._store._sequences[seq.name] = seq
 
     def _fill(self, seq: Sequence, entry: CatalogEntry) -> None:
+        """Read a sequence's rows and indexes, or change nothing."""
         if not self.residency.is_used(seq):
             self.residency.use([seq])
-        seq._saved = self._archive.load(entry, seq._tables)
+        self.residency.unload_idle(self._store.schema.n_layers * -(-entry.n_rows // self._store.schema.block_tokens))
+        seq._saved = self._archive.load(entry, seq._tables, self._moves.left_at_load(entry))
+        try:
+            self._fill_rest(seq, entry)
+        except BaseException:
+            self._archive.let_go(seq._saved.extents)
+            seq._unload()
+            raise
+
+    def _fill_rest(self, seq: Sequence, entry: CatalogEntry) -> None:
         if entry.runs:
             seq._positions.offsets, seq._positions.positions = np.array(entry.runs, np.int64).T.copy()
         seq._positions.n_rows = entry.n_rows
@@ -167,7 +188,15 @@ class Persistence:
         if not self.readonly:
             self.flush([seq], final=True)
         seq._unload()
+        self._archive.let_go(seq._saved.extents)
         del self._store._sequences[seq.name]
+
+    def _spill(self, seq: Sequence, n_blocks: int) -> int:
+        """Give up blocks of a sequence that are on the disk, after saving it if need be; returns how many."""
+        if seq.keep and not self.readonly:
+            self.flush([seq])
+        seq._indexes.cancel()  # work in the background may read what moves
+        return self._moves.spill(seq, n_blocks)
 
     def tokens_of(self, name: str) -> tuple[Tokens, str | None]:
         """Return the tokens of a stored sequence and its owner, None for one with padding."""
@@ -192,6 +221,7 @@ class Persistence:
         try:
             self.flush(sequences, final=True)
         finally:
+            self._spill_pool.close()
             self._directory.close()
 
     def _load_index(self, seq: Sequence, layer: int, ref: IndexRef | None) -> tuple[int, int]:
@@ -258,11 +288,24 @@ class Persistence:
         """Do work; after a failed write learn again what is on disk, so that the next save writes what is not."""
         try:
             work()
-        except StorageError:
+        except BaseException:
             self._archive.read_catalog()
-            for seq in self._store._sequences.values():
-                seq._saved = Saved(seq._saved.sequence)
+            self._forget_saves()
             raise
+
+    def _forget_saves(self) -> None:
+        """Take nothing for saved but extents that blocks of the heap have been given up for; deletes nothing."""
+        for seq in self._store._sequences.values():
+            self._forget_save(seq)
+        self._archive.hold_only(ref for seq in self._store._sequences.values() for ref in seq._saved.extents)
+
+    def _forget_save(self, seq: Sequence) -> tuple[ExtentRef, ...]:
+        """The same for one sequence; returns the extents that it knows no more."""
+        table, known, per_extent = seq._tables[0], seq._saved.extents, self._directory.rows.blocks_per_extent
+        last = max((n for n in range(table.n_blocks) if table.extent(n) is not None), default=-1)
+        n_extents = -(-(last + 1) // per_extent)
+        seq._saved.forget(n_extents, n_extents * per_extent * self._store.schema.block_tokens)
+        return known[n_extents:]
 
 
 def _encode_tokens(seq: Sequence) -> bytes:

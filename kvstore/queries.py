@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 
 from kvstore.config import REDUCTIONS, StoreConfig
 from kvstore.errors import InvalidQueryError
+from kvstore.paged_rows import open_rows
 from kvstore.schema import Schema
 from kvstore.stats import Counters
-from kvstore.topk import Query, TopK, find_top_k, nothing_found
+from kvstore.topk import AnyRows, Query, TopK, find_top_k, nothing_found
 from kvstore.topk_modes import find_mass, find_range
 from kvstore.validate import (
     as_group,
@@ -25,6 +28,7 @@ from kvstore.validate import (
 
 if TYPE_CHECKING:
     from kvstore.sequence import Sequence
+    from kvstore.spill_pool import SpillPool
 
 
 class Queries:
@@ -33,6 +37,7 @@ class Queries:
     schema: Schema
     config: StoreConfig
     counters: Counters
+    _spill_pool: SpillPool | None
 
     if TYPE_CHECKING:
 
@@ -69,7 +74,8 @@ class Queries:
         seq, query = self._query(layer, every_head, 1, sequence, rows, reduce, exact)
         if query.k == 0:
             return nothing_found()
-        return find_mass(seq._tables[layer], seq._indexes[layer], self.config, query, head, mass)
+        with self._open_table(seq, layer) as table:
+            return find_mass(table, seq._indexes[layer], self.config, query, head, mass)
 
     def topk_heads(
         self,
@@ -86,7 +92,8 @@ class Queries:
         seq, query = self._query(layer, q, check_k(k), sequence, rows, reduce, exact)
         if query.k == 0:
             return nothing_found(self.schema.n_kv_heads)
-        return find_top_k(seq._tables[layer], seq._indexes[layer], self.config, query)
+        with self._open_table(seq, layer) as table:
+            return find_top_k(table, seq._indexes[layer], self.config, query)
 
     def range(
         self,
@@ -110,7 +117,13 @@ class Queries:
         seq, query = self._query(layer, every_head, 1, sequence, rows, None, exact)
         if query.k == 0:
             return nothing_found()
-        return find_range(seq._tables[layer], seq._indexes[layer], self.config, query, head, float(beta))
+        with self._open_table(seq, layer) as table:
+            return find_range(table, seq._indexes[layer], self.config, query, head, float(beta))
+
+    @contextmanager
+    def _open_table(self, seq: Sequence, layer: int) -> Iterator[AnyRows]:
+        with open_rows([seq._tables[layer]], self._spill_pool) as (table,):
+            yield table
 
     def _query(
         self,

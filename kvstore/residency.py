@@ -11,24 +11,36 @@ if TYPE_CHECKING:
     from kvstore.sequence import Sequence
 
 
+SPILL_SHARE = 8
+"""A full heap gives up an eighth of its blocks at a time, so that it is not full again at once."""
+
+
 class Residency:
-    """Takes idle sequences out of memory when the heap is full, the one first that was used longest ago.
+    """Makes room in a full heap: idle sequences are taken out of memory, those first that were used longest ago; when
+    that is not enough, sequences in use give blocks up that are on the disk.
 
     Never taken out are sequences that are not kept on disk, those with an open step or with work in the background, and
     those of the call that is being answered. A handle of a sequence that was taken out brings it back when it is used.
 
     Attributes:
-        unloaded: how many times a sequence was taken out.
+        unloaded: how many times a sequence was taken out. spilled: blocks given up.
     """
 
-    def __init__(self, heap: Heap, loaded: dict[str, Sequence], unload: Callable[[Sequence], None]) -> None:
-        """`loaded` are the store's sequences in memory; `unload` saves one and takes it out."""
+    def __init__(
+        self,
+        heap: Heap,
+        loaded: dict[str, Sequence],
+        unload: Callable[[Sequence], None],
+        spill: Callable[[Sequence, int], int],
+    ) -> None:
+        """`loaded` are those in memory; `unload` saves one and takes it out; `spill` gives up blocks of one."""
         self._heap = heap
         self._loaded = loaded
         self._unload = unload
+        self._spill = spill
         self._in_use: tuple[Sequence, ...] = ()
         self._handles: WeakValueDictionary[str, Sequence] = WeakValueDictionary()
-        self.unloaded = 0
+        self.unloaded = self.spilled = 0
         heap.when_full = self.make_room
 
     def register(self, seq: Sequence) -> None:
@@ -52,6 +64,15 @@ class Residency:
         return any(seq is other for other in self._in_use)
 
     def make_room(self, n_blocks: int) -> None:
+        """Do all that can be done so that the heap can hand out n_blocks blocks."""
+        self.unload_idle(n_blocks)
+        for seq in sorted(self._loaded.values(), key=lambda seq: (_works(seq), seq._last_used)):
+            if self._heap.has_room(n_blocks):
+                return
+            if not seq.stays:
+                self.spilled += self._spill(seq, max(n_blocks, self._heap.used_blocks // SPILL_SHARE))
+
+    def unload_idle(self, n_blocks: int) -> None:
         """Take idle sequences out until the heap can hand out n_blocks blocks, or none is idle."""
         while not self._heap.has_room(n_blocks):
             idle = [seq for seq in self._loaded.values() if not self._is_busy(seq)]
@@ -65,5 +86,11 @@ class Residency:
         self.unloaded += 1
 
     def _is_busy(self, seq: Sequence) -> bool:
-        works = seq.step_open or any(keeper.rebuilding for keeper in seq._indexes)
-        return works or len(seq) == 0 or not seq.keep or self.is_used(seq)
+        if seq.step_open or _works(seq) or seq.stays:
+            return True
+        return len(seq) == 0 or not seq.keep or self.is_used(seq)
+
+
+def _works(seq: Sequence) -> bool:
+    """Whether work in the background reads the sequence's rows."""
+    return any(keeper.rebuilding for keeper in seq._indexes)

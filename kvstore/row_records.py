@@ -27,6 +27,7 @@ class RowRecords:
         self._encoding = encoding
         self.blocks_per_extent = blocks_per_extent(schema.block_bytes)
         self.block_tokens = schema.block_tokens
+        self.n_layers = schema.n_layers
 
     def extents(self, first_block: int, n_rows: int, sequence: bytes, generation: int) -> list[ExtentRef]:
         """Return references for the rows from a block on, first_block a multiple of `blocks_per_extent`."""
@@ -54,17 +55,23 @@ class RowRecords:
             encoding, payload = encode_rows(raw, shape, self._encoding)
             yield Record(row_key(ref, layer), payload, shape, encoding)
 
-    def load(self, tier: Tier, table: Table, layer: int, extents: Sequence[ExtentRef]) -> None:
-        """Append the rows of stored extents to an empty table.
+    def load(self, tier: Tier, table: Table, layer: int, extents: Sequence[ExtentRef], left: range) -> None:
+        """Append the rows of stored extents to an empty table; the blocks in `left` stay on the disk only.
+
+        The end of `left` is that of a full extent.
 
         Raises `BlockNotFoundError` for a record that is not there, `CorruptBlockError` for one that is not what the
         catalog says, `HeapFullError`; the table is empty then.
         """
         try:
             for ref in extents:
+                if ref.number < left.stop:
+                    table.append_spilled(ref)
+                    continue
                 record = self.read(tier, layer, ref)
                 raw, shape = decode_rows(record.payload, self.shape(ref), record.encoding), self.shape(ref)
                 table.append_raw(raw, shape.n_blocks, shape.block_rows)
+            table.bring_back(range(min(left.start, left.stop)))
         except BaseException:
             table.truncate(0)
             raise

@@ -36,6 +36,12 @@ class Saved:
         self.valid_rows = min(self.valid_rows, n_rows)
         self.indexes = [ref if ref is not None and ref.stop_row <= n_rows else None for ref in self.indexes]
 
+    def forget(self, n_extents: int, n_rows: int) -> None:
+        """Know nothing any more but the first extents, of so many rows, which are certainly on the disk."""
+        self.extents = self.extents[:n_extents]
+        self.n_rows, self.valid_rows, self.tokens = 0, n_rows, -1
+        self.indexes, self.marks = [], []
+
     def fork(self) -> Saved:
         """Return what is known of a sequence that begins with the same rows: their extents are shared."""
         return Saved(valid_rows=self.valid_rows, extents=self.extents, indexes=self.indexes[:], marks=self.marks[:])

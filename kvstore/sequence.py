@@ -16,6 +16,7 @@ from kvstore.errors import ConfigError, InvalidQueryError, SequenceNotFoundError
 from kvstore.index.runs import Runs
 from kvstore.reads import Reads
 from kvstore.saved import Saved
+from kvstore.spill_reader import Bytes
 from kvstore.table import Table
 from kvstore.table_indexes import TableIndexes
 from kvstore.tokens import Tokens
@@ -45,7 +46,8 @@ class Sequence(Reads):
         self.generation = generation
         self._store = store
         self._schema = store.schema
-        self._tables = [Table(store.schema, store.heap) for _ in range(store.schema.n_layers)]
+        below = store._spill_pool.reader if store._spill_pool is not None else None
+        self._tables = [Table(store.schema, store.heap, layer, below) for layer in range(store.schema.n_layers)]
         self._indexes = TableIndexes(store.indexing, store.maintenance)
         self._positions = Runs()
         self._n_rows = 0
@@ -58,6 +60,7 @@ class Sequence(Reads):
         self._dropped = False
         self._saved = Saved()
         self._unloaded = False  # its rows are on disk only, until it is used
+        self.stays = False  # its blocks must not move now
         self._last_used = 0
         self._tokens = Tokens()
 
@@ -200,15 +203,21 @@ class Sequence(Reads):
         self._indexes[layer].observe_queries(query_sample(self._schema, q))
 
     def truncate(self, n_rows: int) -> None:
-        """Forget the rows from n_rows on, in all layers; raises `InvalidQueryError` if there are fewer."""
+        """Forget the rows from n_rows on, in all layers; raises `InvalidQueryError` if there are fewer.
+
+        Blocks before the cut that lie on the disk only, up to an extent of them, are read: raises what that raises.
+        """
         self._check_usable()
         if self.step_open:
             raise StepError("a step is open; commit it or abort it before truncate()")
         if not is_integer(n_rows) or not 0 <= n_rows <= self._n_rows:
             raise InvalidQueryError(f"cannot truncate to {n_rows} rows: the sequence has {self._n_rows}")
+        brought = self._read_cut(n_rows)
         self._indexes.truncate(n_rows)
         for table in self._tables:
             table.truncate(n_rows)
+        for table, blocks in zip(self._tables, brought, strict=True):
+            table.put_back(blocks)
         self._positions.truncate(n_rows)
         self._saved.truncate(n_rows)
         self._tokens.truncate(n_rows)
@@ -231,8 +240,13 @@ class Sequence(Reads):
         twin._positions, twin._saved = self._positions.clone(), self._saved.fork()
         twin._tokens, twin._owner = self._tokens.clone(), self._owner
         twin._n_rows, twin._first_row, twin._budget = self._n_rows, self._first_row, self._budget
+        self._store._forked(twin)
         if n_rows is not None:
-            twin.truncate(n_rows)
+            try:
+                twin.truncate(n_rows)
+            except BaseException:
+                self._store.drop(name)
+                raise
         return twin
 
     def reindex(self, layer: int | None = None, *, background: bool = False) -> None:
@@ -257,6 +271,16 @@ class Sequence(Reads):
             return range(self._schema.n_layers)
         check_layer(self._schema, layer)
         return (layer,)
+
+    def _read_cut(self, n_rows: int) -> list[list[tuple[int, Bytes]]]:
+        """Read the blocks that have to come back with a truncate to n_rows, a list a layer, and see that they fit."""
+        self.stays = True
+        try:
+            brought = [table.read_blocks(table.cut_blocks(n_rows)) for table in self._tables]
+            self._store.heap.ensure_room(sum(map(len, brought)) - sum(t.freed_by(n_rows) for t in self._tables))
+        finally:
+            self.stays = False
+        return brought
 
     def _new_positions(self) -> npt.NDArray[np.int64]:
         """RoPE positions of the open step's rows; by default they go on from the last row, the first token being 0."""

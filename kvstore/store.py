@@ -28,6 +28,7 @@ from kvstore.index.workspace import Workspace
 from kvstore.index_builder import IndexBuilder
 from kvstore.maintenance import Maintenance, countdown
 from kvstore.mass import measure
+from kvstore.paged_rows import open_rows
 from kvstore.planner import Plan, plan_attention
 from kvstore.prefixes import Match, Prefixes
 from kvstore.queries import Queries
@@ -44,6 +45,7 @@ from kvstore.validate import (
 
 if TYPE_CHECKING:
     from kvstore.persistence import Persistence
+    from kvstore.spill_pool import SpillPool
 
 
 class KVStore(Queries, Durable):
@@ -74,6 +76,7 @@ class KVStore(Queries, Durable):
         self._generation = self._clock = 0
         self._prefixes = Prefixes(schema.fingerprint, schema.block_tokens)
         self._persistence: Persistence | None = None
+        self._spill_pool: SpillPool | None = None
         self._closed = False
 
     def __enter__(self) -> KVStore:
@@ -133,7 +136,7 @@ class KVStore(Queries, Durable):
         seq = self._sequences.get(name)
         if self._persistence is not None:
             seq = self._persistence.residency.handle(name) or seq
-            self._persistence.drop(name)
+            self._persistence.drop(name, seq)
         self._prefixes.remove(name)
         self._sequences.pop(name, None)
         if seq is not None:
@@ -237,7 +240,8 @@ class KVStore(Queries, Durable):
         measured = None
         if analyze and plan.n_rows > plan.first:
             attended = self._run(layer, [seq], [plan], q[None], None)
-            measured = measure(seq._tables[layer], plan, attended, grouped, self.schema.scale)
+            with self._open_table(seq, layer) as table:
+                measured = measure(table, plan, attended, grouped, self.schema.scale)
         index = seq._indexes[layer].describe()
         return Explanation(seq.name, layer, self.schema, plan, index, measured)
 
@@ -270,7 +274,8 @@ class KVStore(Queries, Durable):
         tables = [seq._tables[layer] for seq in sequences]
         indexes = [seq._indexes[layer] for seq in sequences]
         scale = self.schema.scale if scale is None else scale
-        return self._attention.run(tables, indexes, plans, self._grouped(q), scale)
+        with open_rows(tables, self._spill_pool) as rows:
+            return self._attention.run(rows, indexes, plans, self._grouped(q), scale)
 
     def _grouped(self, q: torch.Tensor) -> npt.NDArray[np.float32]:
         s = self.schema
@@ -333,5 +338,5 @@ class KVStore(Queries, Durable):
         for name, seq in self._sequences.items():
             assert seq.name == name
             seq._check()
-            held |= {block.key_address for table in seq._tables for block in table._blocks}
+            held |= {block.key_address for table in seq._tables for block in table.heap_blocks()}
         assert len(held) == self.heap.used_blocks

@@ -12,11 +12,15 @@ from kvstore.config import StoreConfig
 from kvstore.index.flat import FlatIndex
 from kvstore.index.threads import run_parallel
 from kvstore.kernels.score import score_kernel
+from kvstore.paged_rows import PagedRows
 from kvstore.table import Table
 from kvstore.table_index import TableIndex
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
+AnyRows = Table | PagedRows
+SCORED_ROWS = 4096
+"""Rows scored at a time where they come from the disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,7 @@ class Scored:
     exact: bool
 
 
-def find_top_k(table: Table, keeper: TableIndex, config: StoreConfig, query: Query) -> TopK:
+def find_top_k(table: AnyRows, keeper: TableIndex, config: StoreConfig, query: Query) -> TopK:
     """Answer a query: from the index and an exact rerank where the index covers, exactly elsewhere.
 
     O(n) a head without an index; with one, O(codes) + O(over_fetch * k + rows outside the coverage) exact products.
@@ -89,7 +93,7 @@ def find_top_k(table: Table, keeper: TableIndex, config: StoreConfig, query: Que
     return best_of(scored, _group_scores(scored, query), query.k)
 
 
-def score_candidates(table: Table, keeper: TableIndex, config: StoreConfig, query: Query) -> Scored:
+def score_candidates(table: AnyRows, keeper: TableIndex, config: StoreConfig, query: Query) -> Scored:
     """Find the rows that may be among the k best and score them exactly."""
     index = keeper.index
     low, high = keeper.overlap(query.start, query.stop)
@@ -105,8 +109,12 @@ def score_candidates(table: Table, keeper: TableIndex, config: StoreConfig, quer
     return Scored(rows, scores, log_norm, index.exact)
 
 
-def exact_scores(table: Table, rows: IntArray, q: FloatArray) -> FloatArray:
+def exact_scores(table: AnyRows, rows: IntArray, q: FloatArray) -> FloatArray:
     """Return q . key for rows int64 [n_kv_heads, n] and q [n_kv_heads, group, head_dim]: [n_kv_heads, group, n]."""
+    if isinstance(table, PagedRows) and rows.shape[1] > SCORED_ROWS:
+        parts = np.array_split(rows, -(-rows.shape[1] // SCORED_ROWS), axis=1)
+        return np.concatenate([exact_scores(table, part, q) for part in parts], axis=2)
+    rows = table.place(rows, values=False)
     view = table.key_view()
     scores = np.empty((*q.shape[:2], rows.shape[1]), np.float32)
     run_parallel(

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 
 from kvstore.config import StoreConfig
-from kvstore.table import Table
 from kvstore.table_index import TableIndex
 from kvstore.topk import (
+    AnyRows,
     FloatArray,
     Query,
     Scored,
@@ -31,7 +31,7 @@ SAMPLE_ROWS = 1024
 """Rows that stand for all those which the index did not propose, where their mass has to be known."""
 
 
-def find_mass(table: Table, keeper: TableIndex, config: StoreConfig, query: Query, head: int, mass: float) -> TopK:
+def find_mass(table: AnyRows, keeper: TableIndex, config: StoreConfig, query: Query, head: int, mass: float) -> TopK:
     """The fewest rows of one KV head that hold this share of the softmax mass, mean over the group; best first.
 
     The share is exact for an exact query. With an index the mass of the rows that it did not propose is estimated from
@@ -51,7 +51,7 @@ def find_mass(table: Table, keeper: TableIndex, config: StoreConfig, query: Quer
         k = min(GROWTH * k, length)
 
 
-def _sampled_log_norm(table: Table, scored: Scored, query: Query) -> FloatArray:
+def _sampled_log_norm(table: AnyRows, scored: Scored, query: Query) -> FloatArray:
     """Log of the softmax's denominator: the scored rows, and for the rest a sample, float32 [n_kv_heads, group]."""
     every = np.arange(query.start, query.stop)
     rest = np.stack([np.setdiff1d(every, rows, assume_unique=True) for rows in scored.rows])
@@ -64,7 +64,7 @@ def _sampled_log_norm(table: Table, scored: Scored, query: Query) -> FloatArray:
     return np.asarray(np.logaddexp(known, log_sum_exp(query.scale * sample) + np.log(n_rest / n)), np.float32)
 
 
-def find_range(table: Table, keeper: TableIndex, config: StoreConfig, query: Query, head: int, beta: float) -> TopK:
+def find_range(table: AnyRows, keeper: TableIndex, config: StoreConfig, query: Query, head: int, beta: float) -> TopK:
     """All rows of one KV head whose inner product is within beta of the largest, best first (one query head)."""
     length = query.stop - query.start
     k = min(FIRST_K, length)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numba
 import numpy as np
@@ -23,6 +23,9 @@ from kvstore.kernels.tiles import (
     tile_scorer,
 )
 
+if TYPE_CHECKING:
+    from kvstore.schema import Schema
+
 SPLIT_ROWS = 2048
 """Rows of one piece of a long range. A piece's size depends on nothing but this, so that results do not depend on
 the number of threads or on what else is in the batch."""
@@ -33,6 +36,23 @@ KEY_BLOCKS, VALUE_BLOCKS, FIRST, SINKS_STOP, TAIL_START, N_ROWS = range(6)
 N_CANDIDATES, N_SELECTED = range(2)
 # Entries of `sizes`, int64 [7]
 SHIFT, KEY_HEAD_BYTES, KEY_ROW_BYTES, VALUE_HEAD_BYTES, VALUE_ROW_BYTES, KEY_DIM, VALUE_DIM = range(7)
+# Columns of `items`, int64 [n_items, 3]
+SEQUENCE, HEAD, PIECE = range(3)
+
+
+def row_sizes(schema: Schema) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Return where rows lie in a block, int64 [7], see above; distances in bytes."""
+    key_bytes, value_bytes = schema.key_bytes, schema.value_dim * schema.torch_dtype.itemsize
+    rows = schema.block_tokens
+    strides = (rows * key_bytes, key_bytes, rows * value_bytes, value_bytes)
+    return np.array([rows.bit_length() - 1, *strides, schema.head_dim, schema.value_dim], np.int64)
+
+
+@functools.lru_cache(maxsize=64)  # the same few come over and over
+def list_items(n_pieces: tuple[int, ...], n_heads: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    """List the work on sequences of so many pieces: int64 [n_items, 3], a head's pieces together, not to be changed."""
+    found = [(b, head, p) for b, pieces in enumerate(n_pieces) for head in range(n_heads) for p in range(pieces)]
+    return np.array(found, np.int64).reshape(-1, 3)
 
 
 @jit
@@ -64,29 +84,6 @@ def _fetch_values(plan: Any, sizes: Any, head: Any, rows: Any) -> None:
 
 
 @jit
-def _pieces(plan: Any) -> Any:
-    """Number of pieces that the always-attended rows of a sequence are cut into."""
-    kept = plan[SINKS_STOP] - plan[FIRST] + plan[N_ROWS] - plan[TAIL_START]
-    return max(1, (kept + SPLIT_ROWS - 1) // SPLIT_ROWS)
-
-
-@jit
-def _list_items(plans: Any, n_heads: Any) -> Any:
-    """List the work: sequence, head and piece of each item, int64 [n_items, 3], a head's pieces together."""
-    total = 0
-    for b in range(plans.shape[0]):
-        total += n_heads * _pieces(plans[b])
-    items = np.empty((total, 3), np.int64)
-    at = 0
-    for b in range(plans.shape[0]):
-        for head in range(n_heads):
-            for piece in range(_pieces(plans[b])):
-                items[at, 0], items[at, 1], items[at, 2] = b, head, piece
-                at += 1
-    return items
-
-
-@jit
 def _pick(scores: Any, n_selected: Any, reduce_code: Any) -> Any:
     """Places of the n_selected candidates with the best group scores, ascending; scores [group, n] are scaled."""
     n = scores.shape[1]
@@ -99,14 +96,18 @@ def _pick(scores: Any, n_selected: Any, reduce_code: Any) -> Any:
 
 
 @jit
-def _merge(items: Any, peaks: Any, norms: Any, sums: Any, out: Any, log_norm: Any) -> None:
-    """Merge the pieces of each head by their log-sum-exp: out = sum exp(peak - top) sums / sum exp(peak - top) norm."""
+def merge_pieces(items: Any, peaks: Any, norms: Any, sums: Any, out: Any, log_norm: Any) -> None:
+    """Merge the pieces of each head by their log-sum-exp: out = sum exp(peak - top) sums / sum exp(peak - top) norm.
+
+    items: int64 [n_items, 3], a head's pieces together; peaks, norms float32 [n_items, group] and sums [..., value_dim]
+    as `attend` leaves them; out float32 [n_sequences, n_kv_heads, group, value_dim], log_norm [..., group].
+    """
     at = 0
     while at < items.shape[0]:
         stop = at + 1
-        while stop < items.shape[0] and items[stop, 2] > 0:
+        while stop < items.shape[0] and items[stop, PIECE] > 0:
             stop += 1
-        b, head = items[at, 0], items[at, 1]
+        b, head = items[at, SEQUENCE], items[at, HEAD]
         for g in range(peaks.shape[1]):
             top = peaks[at, g]
             for i in range(at + 1, stop):
@@ -130,14 +131,17 @@ def _merge(items: Any, peaks: Any, norms: Any, sums: Any, out: Any, log_norm: An
 def attend_kernel(key_dim: int, value_dim: int, dtype_code: int) -> Any:
     """Return the kernel for rows of these sizes; its results are the same bits on any number of threads.
 
-    `attend(plans, counts, sizes, candidates, reduce_code, q, out, log_norm, chosen)`:
+    `attend(plans, counts, sizes, candidates, reduce_code, q, items, peaks, norms, sums, chosen)` does the work that
+    `items` list, each by itself; `merge_pieces` puts the results together.
 
     - plans: int64 [n_sequences, 6], a line a sequence, see the column names above; sizes: int64 [7];
     - counts: int64 [n_sequences, n_kv_heads, 2], candidates of a head, and how many of them are picked;
-    - candidates: int64 [n_sequences, n_kv_heads, >= n_candidates], row ids, ascending;
+    - candidates: int64 [n_sequences, n_kv_heads, >= n_candidates], row ids; equal scores go to the first of them;
     - q: float32 [n_sequences, n_kv_heads, group, key_dim], already multiplied with the softmax scale;
-    - out: float32 [n_sequences, n_kv_heads, group, value_dim]; log_norm: float32 [..., group], the log-sum-exp;
-    - chosen: int64 [n_sequences, n_kv_heads, >= the most picked], the rows picked from the candidates, ascending.
+    - items: int64 [n_items, 3], sequence, head and piece: SPLIT_ROWS of the rows that are always attended, counted from
+      the first sink on; piece 0 also takes the candidates;
+    - peaks, norms: float32 [n_items, group]; sums: float32 [n_items, group, value_dim]; out, see `soften`;
+    - chosen: int64 [n_sequences, n_kv_heads, >= the most picked], out, those picked, in the order of the candidates.
 
     Per head O((kept + candidates) * key_dim + (kept + selected) * value_dim) for each of its query heads.
     """
@@ -146,18 +150,14 @@ def attend_kernel(key_dim: int, value_dim: int, dtype_code: int) -> Any:
 
     @jit(parallel=True)
     def attend(
-        plans: Any, counts: Any, sizes: Any, candidates: Any, reduce_code: Any, q: Any, out: Any, log_norm: Any,
-        chosen: Any,
+        plans: Any, counts: Any, sizes: Any, candidates: Any, reduce_code: Any, q: Any, items: Any, peaks: Any,
+        norms: Any, sums: Any, chosen: Any,
     ) -> None:  # fmt: skip
         """See `attend_kernel`."""
-        items = _list_items(plans, q.shape[1])
-        n_items, group = items.shape[0], q.shape[2]
-        peaks = np.full((n_items, group), np.float32(-np.inf), np.float32)
-        norms = np.zeros((n_items, group), np.float32)
-        sums = np.zeros((n_items, group, sizes[VALUE_DIM]), np.float32)
-        for i in numba.prange(n_items):
-            b, head, piece = items[i, 0], items[i, 1], items[i, 2]
+        for i in numba.prange(items.shape[0]):
+            b, head, piece = items[i, SEQUENCE], items[i, HEAD], items[i, PIECE]
             plan, q_head = plans[b], q[b, head]
+            peaks[i, :], norms[i, :], sums[i, :, :] = np.float32(-np.inf), np.float32(0), np.float32(0)
             take_piece(plan, sizes, head, piece, q_head, peaks[i], norms[i], sums[i])
             if piece == 0 and counts[b, head, N_CANDIDATES] > 0:
                 rows = candidates[b, head, : counts[b, head, N_CANDIDATES]]
@@ -165,7 +165,6 @@ def attend_kernel(key_dim: int, value_dim: int, dtype_code: int) -> Any:
                     plan, sizes, head, rows, counts[b, head, N_SELECTED], reduce_code, q_head, chosen[b, head],
                     peaks[i], norms[i], sums[i],
                 )  # fmt: skip
-        _merge(items, peaks, norms, sums, out, log_norm)
 
     return attend
 

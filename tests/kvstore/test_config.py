@@ -47,7 +47,9 @@ def test_a_number_of_rows_is_capped_at_the_length(n_rows, budget):
         ({"min_selected": 0}, "min_selected must be at least 1, not 0"),
         ({"dense_rows": -1}, "dense_rows must not be negative, got -1"),
         ({"arena_bytes": 0}, "arena_bytes must be positive"),
-        ({"heap_bytes": -1}, "heap_bytes not negative"),
+        ({"heap_bytes": -1}, "heap_bytes and pool_bytes not negative"),
+        ({"pool_bytes": -1}, "heap_bytes and pool_bytes not negative"),
+        ({"pool_policy": "mru"}, "mru"),
     ],
 )
 def test_a_wrong_store_setting_is_named(changes, fragment):

@@ -209,14 +209,53 @@ class SmallHeapMachine(DurableMachine):
         assert self.store.heap.reserved_bytes <= self.config.heap_bytes
 
 
+class TinyHeapMachine(DurableMachine):
+    """Memory for 240 rows, which one sequence outgrows: blocks lie on the disk, in extents of 32 rows."""
+
+    config = StoreConfig(
+        index=PQ,
+        flush_rows=100,
+        arena_bytes=SCHEMA.block_bytes,
+        heap_bytes=60 * (SCHEMA.block_bytes + 64),
+        pool_bytes=10 * SCHEMA.block_bytes,
+        **SMALL,
+    )
+
+    def __init__(self):
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr("kvstore.row_records.blocks_per_extent", lambda block_bytes: 4)
+        super().__init__()
+
+    def teardown(self):
+        super().teardown()
+        self.patch.undo()
+
+    @invariant()
+    def memory_is_kept_and_no_frame_stays_pinned(self):
+        assert self.store.heap.reserved_bytes <= self.config.heap_bytes
+        if self.store._spill_pool.in_use:
+            self.store._spill_pool.frames._check()
+            assert self.store._spill_pool.frames.stats().pinned_frames == 0
+
+
+class TinyHeapFlatMachine(TinyHeapMachine):
+    """The same without an index: every query goes through all rows, part by part."""
+
+    config = dataclasses.replace(TinyHeapMachine.config, index=IndexConfig("flat"), pool_bytes=0)
+
+
 class ScalarMachine(DurableMachine):
     """A kind of index that cannot be stored and is built again."""
 
     config = StoreConfig(index=IndexConfig("sq8", min_rows=16, append_rows=4), flush_rows=20, **SMALL)
 
 
-@pytest.mark.parametrize(
-    "machine", [DurableMachine, RopeMachine, ModelCodebookMachine, SmallHeapMachine, ScalarMachine]
-)
+MACHINES = [
+    DurableMachine, RopeMachine, ModelCodebookMachine, SmallHeapMachine, TinyHeapMachine, TinyHeapFlatMachine,
+    ScalarMachine,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("machine", MACHINES)
 def test_a_store_in_a_directory_stays_what_it_should_be(machine):
     run_state_machine_as_test(machine, settings=settings(max_examples=8, stateful_step_count=20, deadline=None))
