@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, cast
 
 from kvstore.checking import Finding
 from kvstore.config import StoreConfig
 from kvstore.errors import ConfigError, SequenceNotFoundError, StepError
+from kvstore.heap import Heap
+from kvstore.room import Room
 from kvstore.schema import Schema
 
 if TYPE_CHECKING:
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 class Durable:
     """What `KVStore` does with a directory; mixed into it. Without one, in memory, there is little to do."""
 
+    schema: Schema
+    heap: Heap
     _persistence: Persistence | None
     _sequences: dict[str, Sequence]
     _generation: int
@@ -114,6 +119,17 @@ class Durable:
         if seq.step_open:
             raise StepError(f"a step of {name!r} is open; commit it or abort it before unload()")
         self._persistence.residency.unload(seq)
+
+    def room(self, using: Iterable[Sequence] = ()) -> Room:
+        """Return how many rows there is room for; an estimate, a few per cent on the safe side.
+
+        A prompt of more than `step_rows` comes in several steps; a request of more than `rows` should wait. `using` are
+        sequences that go on meanwhile: idle ones can leave the heap whole. O(sequences * layers).
+        """
+        self._check_open()
+        if self._persistence is not None:
+            return self._persistence.room(using)
+        return Room.of(self.schema, self.heap.limit_blocks, self.heap.used_blocks, None)
 
     def vacuum(self) -> int:
         """Give the disk the room back that dropped sequences have left; returns bytes."""

@@ -32,7 +32,10 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A plan in words; `str()` is the operator tree, `as_dict()` the same for machines."""
+    """A plan in words; `str()` is the operator tree, `as_dict()` the same for machines.
+
+    n_blocks, n_spilled: blocks of the table, and those of them that lie on the disk only.
+    """
 
     sequence: str
     layer: int
@@ -40,6 +43,8 @@ class Explanation:
     plan: Plan
     index: dict[str, Any] | None
     measured: Measured | None = None
+    n_blocks: int = 0
+    n_spilled: int = 0
 
     def __str__(self) -> str:
         p, m = self.plan, self.measured
@@ -48,6 +53,8 @@ class Explanation:
         if m is not None:
             head += f"\n  actual: {m.search_ms + m.attend_ms:.2f} ms, attention mass caught {m.mass:.4f}"
             head += f", of the middle {m.middle_mass:.4f}"
+        if self.n_spilled:
+            head += f"\n  Blocks: {self.n_blocks - self.n_spilled} in the heap, {self.n_spilled} on the disk only"
         return "\n".join([head, *("  " + line for line in self._operators())])
 
     def as_dict(self) -> dict[str, Any]:
@@ -63,6 +70,7 @@ class Explanation:
             | {"by_head": [list(n) for n in self.plan.by_head], "n_attended": self.plan.n_attended},
             "index": self.index,
             "measured": measured,
+            "blocks": {"heap": self.n_blocks - self.n_spilled, "disk": self.n_spilled},
         }
 
     def _operators(self) -> list[str]:

@@ -90,6 +90,11 @@ class Heap:
             )
 
     @property
+    def limit_blocks(self) -> int | None:
+        """Blocks that the byte limit allows; None without one."""
+        return self._limit_blocks
+
+    @property
     def room_blocks(self) -> int | None:
         """Blocks that can still be handed out; None without a limit."""
         return None if self._limit_blocks is None else self._limit_blocks - self.used_blocks

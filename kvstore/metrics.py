@@ -23,6 +23,22 @@ GAUGES = {
     "drift": "Largest drift of all tables; 1: like training.",
     "disk_bytes": "Bytes of records on disk.",
     "queued_bytes": "Bytes that wait to be written.",
+    "disk_blocks": "Blocks of sequences in memory that lie on the disk only.",
+    "pool_bytes": "Bytes of frames for such blocks.",
+    "pool_blocks": "Blocks in frames.",
+    "pool_pins": "Frames pinned.",
+}
+OF_STORE = {
+    "unloads": "Sequences taken out of memory.",
+    "index_builds": "Trainings of an index.",
+    "spills": "Blocks that moved to the disk.",
+    "read_extents": "Extents read from the disk by queries.",
+    "read_bytes": "Bytes read from the disk by queries.",
+    "damaged_records": "Records refused as damaged.",
+    "pool_lookups": "Blocks looked for in frames.",
+    "pool_hits": "Blocks found in frames.",
+    "pool_evictions": "Blocks that left their frame for another.",
+    "pool_stalls": "Times that frames were too few.",
 }
 COUNTERS = {
     "topks": "Top-k queries answered.",
@@ -55,8 +71,8 @@ def families(stats: StoreStats) -> Iterator[Any]:
         raise ConfigError("prometheus-client is not installed; run: pip install 'kvstore-engine[metrics]'") from None
     for name, text in GAUGES.items():
         yield GaugeMetricFamily(f"kvstore_{name}", text, value=getattr(stats, name))
-    yield CounterMetricFamily("kvstore_unloads", "Sequences taken out of memory.", value=stats.unloads)
-    yield CounterMetricFamily("kvstore_index_builds", "Trainings of an index.", value=stats.index_builds)
+    for name, text in OF_STORE.items():
+        yield CounterMetricFamily(f"kvstore_{name}", text, value=getattr(stats, name))
     for name, text in COUNTERS.items():
         yield CounterMetricFamily(f"kvstore_{name}", text, value=getattr(stats.counters, name))
     attends = CounterMetricFamily("kvstore_attends", "Attention queries answered, by plan.", labels=["plan"])

@@ -50,13 +50,26 @@ class Moves:
         wanted = -(-(first + n_blocks - room // n_layers) // per_extent) * per_extent
         return range(first, min(wanted, most)) if first < min(wanted, most) else range(0)
 
+    def fixed_blocks(self, seq: Sequence) -> int:
+        """Blocks of a sequence that have to be in the heap, over all layers, when the others have been saved."""
+        per_extent = self._rows.blocks_per_extent
+        n_blocks = seq._tables[0].n_blocks
+        if not seq.keep:
+            return (n_blocks - seq._tables[0].n_spilled) * len(seq._tables)
+        first = min(n_blocks, self._first(seq.first_row))
+        stop = max(first, self._covered(seq) // self._tokens // per_extent * per_extent)
+        return (first + n_blocks - stop) * len(seq._tables)
+
     def _movable(self, seq: Sequence) -> range:
         """Blocks that are on the disk and may leave the heap, or have left it."""
-        window_start = len(seq) - self._store.config.window
-        covered = min(keeper.covered[1] if keeper.covered else window_start for keeper in seq._indexes)
         saved = len(self._sound(seq)) * self._rows.blocks_per_extent
         first = self._first(seq.first_row)
-        return range(first, max(first, min(saved, max(0, covered) // self._tokens)))
+        return range(first, max(first, min(saved, self._covered(seq) // self._tokens)))
+
+    def _covered(self, seq: Sequence) -> int:
+        """One past the last row that no query reads without having chosen it."""
+        window_start = len(seq) - self._store.config.window
+        return max(0, min(keeper.covered[1] if keeper.covered else window_start for keeper in seq._indexes))
 
     def _sound(self, seq: Sequence) -> tuple[ExtentRef, ...]:
         return seq._saved.sound_extents(self._tokens, self._rows.blocks_per_extent)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,22 +11,22 @@ import numpy as np
 from kvstore.checking import Checker, Finding
 from kvstore.directory import Directory
 from kvstore.errors import CorruptStoreError, ReadOnlyStoreError
-from kvstore.index_state import VERSION, decode_index, encode_index
 from kvstore.moves import Moves
 from kvstore.residency import Residency
+from kvstore.room import Room
 from kvstore.sequence import Sequence
 from kvstore.spill_pool import SpillPool
 from kvstore.spill_reader import SpillReader
 from kvstore.storage.arrays import decode_arrays, encode_arrays
-from kvstore.storage.catalog import CatalogEntry, ExtentRef, IndexRef
+from kvstore.storage.catalog import CatalogEntry, ExtentRef
+from kvstore.stored_indexes import StoredIndexes, mark
 from kvstore.tokens import Tokens
 
 if TYPE_CHECKING:
     from kvstore.store import KVStore
 
-GROWTH = 8
-"""An index that was only added to is stored again once it has grown by an eighth: rows after it are coded when the
-store is opened."""
+DISK_SHARE = 0.95
+"""Of the spill's size that rows can fill: LMDB needs pages of its own, and room to write before it deletes."""
 
 log = logging.getLogger("kvstore")
 
@@ -38,6 +38,7 @@ class Persistence:
         self._store = store
         self._directory = directory
         self._archive = directory.archive
+        self._indexes = StoredIndexes(directory.archive, store.indexing)
         self._codebook_versions: dict[int, int] = {}
         reader = SpillReader(directory.tier, directory.rows)
         self._spill_pool = store._spill_pool = SpillPool(store.schema, store.config, reader, store.workspace)
@@ -59,15 +60,25 @@ class Persistence:
         """Names of the sequences in the directory."""
         return list(self._archive.entries)
 
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of the records on disk."""
-        return self._directory.tier.n_bytes
+    def room(self, using: Iterable[Sequence]) -> Room:
+        """Return how many rows heap and disk have room for while these are in use; see `Room`."""
+        schema, config, tier = self._store.schema, self._store.config, self._directory.tier
+        busy = {seq.name: seq for seq in (*self.residency.busy(), *using)}
+        fixed = sum(map(self._moves.fixed_blocks, busy.values()))
+        left_bytes = int(DISK_SHARE * config.spill_bytes) - tier.n_bytes - tier.queued_bytes
+        disk_blocks = 0 if self.readonly else max(0, left_bytes) // schema.block_bytes
+        return Room.of(schema, self._store.heap.limit_blocks, fixed, disk_blocks)
 
-    @property
-    def queued_bytes(self) -> int:
-        """Bytes of records that wait to be written."""
-        return self._directory.tier.queued_bytes
+    def sizes(self) -> dict[str, int]:
+        """Return what `StoreStats` says of the disk."""
+        tier, residency = self._directory.tier, self.residency
+        return {
+            "disk_bytes": tier.n_bytes,
+            "queued_bytes": tier.queued_bytes,
+            "damaged_records": tier.damaged_records,
+            "unloads": residency.unloaded,
+            "spills": residency.spilled,
+        }
 
     @property
     def last_generation(self) -> int:
@@ -180,7 +191,7 @@ class Persistence:
             seq._positions.offsets, seq._positions.positions = np.array(entry.runs, np.int64).T.copy()
         seq._positions.n_rows = entry.n_rows
         seq._saved.tokens = seq._tokens.version
-        seq._saved.marks = [self._load_index(seq, layer, ref) for layer, ref in enumerate(entry.indexes)]
+        seq._saved.marks = [self._indexes.load(seq, layer, ref) for layer, ref in enumerate(entry.indexes)]
         seq._indexes.advance(seq._tables, seq._positions, seq._first_row)  # the rows that came after, or all
 
     def _unload(self, seq: Sequence) -> None:
@@ -224,26 +235,12 @@ class Persistence:
             self._spill_pool.close()
             self._directory.close()
 
-    def _load_index(self, seq: Sequence, layer: int, ref: IndexRef | None) -> tuple[int, int]:
-        if ref is None:
-            return 0, 0
-        try:
-            if ref.version != VERSION or ref.kind != self._store.config.index.kind:
-                raise CorruptStoreError(f"it is of kind {ref.kind!r}, version {ref.version}")
-            built = decode_index(self._archive.load_index(ref, layer), self._store.indexing, layer, ref.first_row)
-            seq._indexes[layer].restore(built)
-            return 0, built.index.n_rows
-        except CorruptStoreError as error:  # rows are there, so an index can be made again
-            log.warning("the index of layer %d of %r is built again: %s", layer, seq.name, error)
-            seq._saved.indexes[layer] = None
-            return 0, 0
-
     def _save(self, seq: Sequence, *, final: bool) -> None:
         self.check_writable()
         saved = seq._saved
         if not saved.indexes:
             saved.indexes, saved.marks = [None] * len(seq._tables), [(0, 0)] * len(seq._tables)
-        changed = list(self._changed_indexes(seq, final))
+        changed = list(self._indexes.changed(seq, final))
         budget, stored = self._plain_budget(seq), self._archive.entries.get(seq.name)
         same_rows = saved.n_rows == saved.valid_rows == len(seq) and saved.tokens == seq._tokens.version
         if same_rows and not changed and stored is not None and stored.budget == budget:
@@ -254,21 +251,7 @@ class Persistence:
         self._archive.save(entry, saved, seq._tables, changed, tokens)
         saved.tokens = seq._tokens.version
         for layer, _, _ in changed:
-            saved.marks[layer] = _mark(seq, layer)
-
-    def _changed_indexes(self, seq: Sequence, final: bool) -> Iterator[tuple[int, bytes, IndexRef]]:
-        """Yield indexes to store: those trained anew, those that have grown, with `final` all that differ."""
-        for layer, keeper in enumerate(seq._indexes):
-            index, (builds, rows) = keeper.index, seq._saved.marks[layer]
-            if index is None or index.n_rows == 0:
-                continue
-            is_there = seq._saved.indexes[layer] is not None and builds == keeper.n_builds
-            if is_there and (index.n_rows == rows or (not final and index.n_rows < rows * (1 + 1 / GROWTH))):
-                continue
-            data = encode_index(keeper, self._store.indexing, layer)
-            if data is not None:
-                kind = self._store.config.index.kind
-                yield layer, data, IndexRef(b"", 0, kind, VERSION, 1, index.first_row, index.stop_row)
+            saved.marks[layer] = mark(seq, layer)
 
     def _plain_budget(self, seq: Sequence) -> Any:
         """The budget as the catalog can keep it: a rule cannot be stored, the configured budget stands for it."""
@@ -310,8 +293,3 @@ class Persistence:
 
 def _encode_tokens(seq: Sequence) -> bytes:
     return encode_arrays({"tokens": seq.tokens}, {"owner": seq.owner})
-
-
-def _mark(seq: Sequence, layer: int) -> tuple[int, int]:
-    keeper = seq._indexes[layer]
-    return keeper.n_builds, keeper.index.n_rows if keeper.index is not None else 0

@@ -72,6 +72,10 @@ class Residency:
             if not seq.stays:
                 self.spilled += self._spill(seq, max(n_blocks, self._heap.used_blocks // SPILL_SHARE))
 
+    def busy(self) -> list[Sequence]:
+        """Return the sequences that could not be taken out now."""
+        return [seq for seq in self._loaded.values() if self._is_busy(seq)]
+
     def unload_idle(self, n_blocks: int) -> None:
         """Take idle sequences out until the heap can hand out n_blocks blocks, or none is idle."""
         while not self._heap.has_room(n_blocks):

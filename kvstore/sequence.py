@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from collections.abc import Sequence as SequenceABC
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,13 +15,12 @@ from kvstore.index.runs import Runs
 from kvstore.reads import Reads
 from kvstore.saved import Saved
 from kvstore.spill_reader import Bytes
+from kvstore.steps import Steps
 from kvstore.table import Table
 from kvstore.table_indexes import TableIndexes
 from kvstore.tokens import Tokens
 from kvstore.validate import (
     check_layer,
-    check_positions,
-    check_rows,
     is_integer,
     query_sample,
 )
@@ -32,7 +29,7 @@ if TYPE_CHECKING:
     from kvstore.store import KVStore
 
 
-class Sequence(Reads):
+class Sequence(Reads, Steps):
     """Rows of one request. Made by `KVStore.create`; rows enter in steps, all layers or none.
 
     `keep` says whether a store in a directory saves it. `len(seq)` is the committed length: readers see those rows, and
@@ -110,87 +107,6 @@ class Sequence(Reads):
         self._check_usable()
         self._store._check_writable()
         self._tokens.extend(ids, self._n_rows)
-
-    @property
-    def step_open(self) -> bool:
-        """Whether a step has begun and neither committed nor been rolled back."""
-        return self._next_layer is not None
-
-    @contextmanager
-    def step(self) -> Iterator[Sequence]:
-        """One forward pass: every layer appends, then all commit; an exception takes every layer back."""
-        self.begin_step()
-        try:
-            yield self
-        except BaseException:
-            self.abort_step()
-            raise
-        self.commit_step()
-
-    def begin_step(self) -> None:
-        """Open a step; raises `StepError` when one is open, `MaintenanceError` (once) for a reindex that failed."""
-        self._check_usable()
-        self._store._check_writable()
-        if self._next_layer is not None:
-            raise StepError(f"a step of {self.name!r} is open already; commit it or abort it first")
-        self._indexes.raise_failure()
-        self._next_layer = 0
-
-    def append(
-        self,
-        layer: int,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        positions: npt.ArrayLike | torch.Tensor | None = None,
-    ) -> None:
-        """Append rows to one layer inside a step; layers come in order 0, 1, 2, ..., all with as many rows.
-
-        keys [n_kv_heads, n, head_dim] as attention uses them (after RoPE) and values [n_kv_heads, n, value_dim], schema
-        dtype, any strides, on CPU; they are copied. `positions` int64 [n] are the RoPE positions where they do not
-        go on from the row before; they are taken from layer 0. Raises `SchemaMismatchError`, `NonFiniteError`,
-        `StepError`, `LayerNotFoundError` or `HeapFullError`, and the step stays as it was.
-        """
-        self._check_usable()
-        check_layer(self._schema, layer)
-        if layer != self._next_layer:
-            raise StepError(self._out_of_order(layer))
-        check_rows(self._schema, keys, values)
-        n = keys.shape[1]
-        if layer == 0:
-            self._step_positions = check_positions(positions, n)
-            self._step_rows = n
-        elif n != self._step_rows:
-            raise StepError(f"layer {layer} brought {n} rows, layer 0 of this step {self._step_rows}; bring as many")
-        self._tables[layer].append(keys.detach(), values.detach())
-        self._next_layer = layer + 1
-
-    def commit_step(self) -> None:
-        """Make the step's rows visible in all layers at once; with a layer missing, roll back and raise `StepError`."""
-        self._check_usable()
-        if self._next_layer is None:
-            raise StepError("no step is open; call begin_step() or use `with seq.step():`")
-        missing = self._schema.n_layers - self._next_layer
-        if 0 < missing < self._schema.n_layers:
-            at = self._next_layer
-            self.abort_step()
-            raise StepError(f"the step ended before layer {at}: {missing} layers brought no rows; it was rolled back")
-        if missing == 0:
-            self._positions.append(self._new_positions())
-            self._n_rows += self._step_rows
-            self._store.counters.steps += 1
-        self._close_step()
-        if missing == 0:
-            self._indexes.advance(self._tables, self._positions, self._first_row)
-            self._store._committed(self)
-
-    def abort_step(self) -> None:
-        """Take back what the open step has appended; does nothing when none is open."""
-        if self._next_layer is None:
-            return
-        self._store.counters.aborted_steps += 1
-        for table in self._tables:
-            table.truncate(self._n_rows)
-        self._close_step()
 
     def observe_queries(self, layer: int, q: torch.Tensor) -> None:
         """Say what queries of a prompt are like, q [n_q_heads, n, head_dim], before its step commits.
@@ -282,18 +198,6 @@ class Sequence(Reads):
             self.stays = False
         return brought
 
-    def _new_positions(self) -> npt.NDArray[np.int64]:
-        """RoPE positions of the open step's rows; by default they go on from the last row, the first token being 0."""
-        if self._step_positions is not None:
-            return self._step_positions
-        start = -self._first_row
-        if self._n_rows:
-            start = int(self._positions.at(np.array([self._n_rows - 1]))[0]) + 1
-        return np.arange(start, start + self._step_rows)
-
-    def _close_step(self) -> None:
-        self._next_layer, self._step_rows, self._step_positions = None, 0, None
-
     def _unload(self) -> None:
         """Give the rows' memory back; they must be on disk."""
         self._indexes.cancel()
@@ -310,13 +214,6 @@ class Sequence(Reads):
         self._close_step()
         self._n_rows = 0
         self._dropped = True
-
-    def _out_of_order(self, layer: int) -> str:
-        if self._next_layer is None:
-            return "append needs an open step; use `with seq.step():`"
-        if self._next_layer == self._schema.n_layers:
-            return f"all {self._schema.n_layers} layers of this step have appended; commit it before layer {layer}"
-        return f"layer {layer} came where layer {self._next_layer} was due; layers append in order, once a step"
 
     def _check_usable(self) -> None:
         self._store._check_open()

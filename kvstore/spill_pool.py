@@ -82,6 +82,23 @@ class SpillPool:
         """Give reserved frames back."""
         self.frames.abort([*reserved.values()])
 
+    def counts(self) -> dict[str, int]:
+        """Return what `StoreStats` says of the pool and the reading below it."""
+        found = {"read_extents": self.reader.extents_read, "read_bytes": self.reader.bytes_read}
+        if self._pool is None:
+            return found
+        stats, counters = self._pool.stats(), self._pool.counters
+        return {
+            **found,
+            "pool_bytes": stats.allocated_bytes,
+            "pool_blocks": stats.resident_blocks,
+            "pool_lookups": counters.lookups,
+            "pool_hits": counters.hits,
+            "pool_evictions": counters.evictions,
+            "pool_stalls": counters.stalls,
+            "pool_pins": stats.pinned_frames,
+        }
+
     def close(self) -> None:
         """Give the frames' memory back."""
         if self._pool is not None:

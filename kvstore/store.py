@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceABC
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,7 +33,7 @@ from kvstore.prefixes import Match, Prefixes
 from kvstore.queries import Queries
 from kvstore.schema import Schema
 from kvstore.sequence import Sequence
-from kvstore.stats import Counters, StoreStats
+from kvstore.stats import Counters, StoreStats, collect
 from kvstore.tokens import Tokens
 from kvstore.validate import (
     check_layer,
@@ -243,30 +242,13 @@ class KVStore(Queries, Durable):
             with self._open_table(seq, layer) as table:
                 measured = measure(table, plan, attended, grouped, self.schema.scale)
         index = seq._indexes[layer].describe()
-        return Explanation(seq.name, layer, self.schema, plan, index, measured)
+        table = seq._tables[layer]
+        return Explanation(seq.name, layer, self.schema, plan, index, measured, table.n_blocks, table.n_spilled)
 
     def stats(self) -> StoreStats:
         """Return sizes and counters; O(sequences * layers)."""
         self._check_open()
-        keepers = [keeper for seq in self._sequences.values() for keeper in seq._indexes]
-        indexes = [keeper.index for keeper in keepers if keeper.index is not None]
-        return StoreStats(
-            sequences=len(self),
-            rows=sum(len(seq) for seq in self._sequences.values()),
-            blocks=self.heap.used_blocks,
-            heap_used_bytes=self.heap.used_bytes,
-            heap_reserved_bytes=self.heap.reserved_bytes,
-            index_bytes=sum(index.nbytes for index in indexes),
-            index_bytes_per_key=float(np.mean([i.code_bytes_per_key for i in indexes])) if indexes else 0.0,
-            indexed_rows=sum(index.n_rows for index in indexes),
-            index_builds=sum(keeper.n_builds for keeper in keepers),
-            codebook_bytes=self.codebooks.nbytes,
-            drift=max((keeper.drift_ratio or 0.0 for keeper in keepers), default=0.0),
-            disk_bytes=self._persistence.n_bytes if self._persistence is not None else 0,
-            queued_bytes=self._persistence.queued_bytes if self._persistence is not None else 0,
-            unloads=self._persistence.residency.unloaded if self._persistence is not None else 0,
-            counters=replace(self.counters, attends=dict(self.counters.attends)),
-        )
+        return collect(self)
 
     def _run(
         self, layer: int, sequences: SequenceABC[Sequence], plans: list[Plan], q: torch.Tensor, scale: float | None

@@ -7,7 +7,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from kvstore.errors import ConfigError, CorruptStoreError, KVStoreError, StorageError, StoreClosedError
+from kvstore.errors import (
+    ConfigError,
+    CorruptBlockError,
+    CorruptStoreError,
+    KVStoreError,
+    StorageError,
+    StoreClosedError,
+)
 from kvstore.storage.buffers import Buffers
 from kvstore.storage.encodings import Buffer
 from kvstore.storage.files import Hook, disk_error, no_hook, sync_folder
@@ -77,7 +84,13 @@ class LmdbTier(Tier):
     def get_many(self, keys: Iterable[RecordKey]) -> list[Record | None]:
         """Return records from the queue or the file."""
         self._check_usable()
-        keys = list(keys)
+        try:
+            return self._find(list(keys))
+        except CorruptBlockError:
+            self.damaged_records += 1
+            raise
+
+    def _find(self, keys: list[RecordKey]) -> list[Record | None]:
         # The queue first: what is no longer in it when it is asked is in the file by the time that is read.
         if self._queue is None or not self._queue.waiting_bytes:
             return self._read_file(keys)

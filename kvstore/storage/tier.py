@@ -27,6 +27,7 @@ class Tier(ABC):
 
     def __init__(self, *, readonly: bool = False) -> None:
         self.readonly = readonly
+        self.damaged_records = 0  # that reads have refused
         self._pid = os.getpid()
         self._closed = False
 

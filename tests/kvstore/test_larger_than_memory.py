@@ -341,3 +341,54 @@ def test_a_step_is_rolled_back_beside_blocks_on_the_disk(tmp_path):
         assert np.array_equal(ours.positions(), theirs.positions())
         assert all_same(answers(here, ours, SCHEMA), answers(there, theirs, SCHEMA))
         check(there)
+
+
+# ---- what it says of itself ----
+
+
+def test_statistics_and_explain_say_where_blocks_are(tmp_path):
+    _, there, _, theirs = pair(tmp_path, SCHEMA, pq_config(), pool_bytes=20 * BLOCK_BYTES)
+    with there:
+        before = there.stats()
+        assert before.disk_blocks == on_disk(theirs) == before.spills
+        assert before.blocks + before.disk_blocks == sum(table.n_blocks for table in theirs._tables)
+        assert (before.pool_bytes, before.read_extents) == (0, 0)
+        for _ in range(3):
+            theirs.attend(0, make_query(SCHEMA, 1))
+        after = there.stats()
+        assert after.read_bytes == after.read_extents * 8 * BLOCK_BYTES > 0
+        assert 0 < after.pool_hits <= after.pool_lookups
+        assert 0 < after.pool_blocks <= 20
+        assert after.pool_bytes >= 20 * BLOCK_BYTES
+        assert (after.pool_pins, after.damaged_records) == (0, 0)
+        explained = theirs.explain(0, make_query(SCHEMA, 1))
+        spilled = theirs._tables[0].n_spilled
+        assert explained.as_dict()["blocks"] == {"heap": 63 - spilled, "disk": spilled}
+        assert f"{spilled} on the disk only" in str(explained)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_step_of_as_many_rows_as_there_is_room_for_is_taken(tmp_path, steps):
+    with KVStore.open(tmp_path / "s", SCHEMA, limited(pq_config())) as store:
+        seq = store.create("book")
+        for i in range(steps):
+            n = store.room([seq]).step_rows
+            assert 0 < n < HEAP_BLOCKS // 2 * SCHEMA.block_tokens + 1
+            fill(seq, n, seed=i)
+            check(store)
+
+
+def test_room_counts_the_disk_and_a_store_in_memory_its_heap_only(tmp_path):
+    with KVStore.open(tmp_path / "s", SCHEMA, limited(pq_config())) as store:
+        rows = store.room().rows
+        assert rows == pytest.approx(0.95 * 64 * MIB / (2 * BLOCK_BYTES) * 16, rel=0.02)
+        grow(store.create("book"), make_rows(SCHEMA, 500, 1))
+        store.flush()
+        assert rows - 600 < store.room().rows < rows - 500
+        store.create("scratch", keep=False)
+        fill(store["scratch"], 100)
+        assert store.room().step_rows < HEAP_BLOCKS // 2 * 16 - 100
+    memory = KVStore(SCHEMA, dataclasses.replace(pq_config(), heap_bytes=HEAP_BLOCKS * BLOCK_BYTES))
+    fill(memory.create("book"), 100)
+    assert memory.room().rows == memory.room().step_rows == (HEAP_BLOCKS // 2 - 7) * 16
+    assert (KVStore(SCHEMA).room().rows, KVStore(SCHEMA).room().step_rows) == (None, None)
