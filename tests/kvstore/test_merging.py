@@ -1,6 +1,7 @@
 """Attention over parts of the rows, merged, is attention over all of them."""
 
 import doctest
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -37,7 +38,7 @@ def test_any_cut_of_the_rows_merges_to_attention_over_all(case, library, dtype):
     scores, values, borders = case
     expected, expected_norm = attention(scores, values)
     outs, norms = [], []
-    for start, stop in zip(borders, borders[1:], strict=False):
+    for start, stop in pairwise(borders):
         out, norm = attention(scores[:, start:stop], values[:, start:stop])
         outs.append(out.to(dtype) if stop > start else torch.full_like(out, torch.nan).to(dtype))
         norms.append(norm.to(dtype))

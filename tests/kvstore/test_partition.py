@@ -49,7 +49,7 @@ def test_every_part_has_a_fingerprint_of_its_own_that_names_it():
 
 def test_a_directory_of_one_rank_is_not_opened_by_another(tmp_path):
     KVStore.open(tmp_path / "s", WHOLE.shard(0, 2)).close()
-    with pytest.raises(SchemaMismatchError, match="KV heads 0 to 1 of 4.*KV heads 2 to 3 of 4"):
+    with pytest.raises(SchemaMismatchError, match=r"KV heads 0 to 1 of 4.*KV heads 2 to 3 of 4"):
         KVStore.open(tmp_path / "s", WHOLE.shard(1, 2))
     KVStore.open(tmp_path / "s", WHOLE.shard(0, 2)).close()
 
