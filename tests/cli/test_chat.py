@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,22 @@ def test_settings_reach_the_conversation(chat):
     told = json.loads(chat("--once", "it", "--system", "a number", "--name", "told", "--json").stdout)
     plain = json.loads(chat("--once", "it", "--name", "plain", "--json").stdout)
     assert told["n_prefilled"] > plain["n_prefilled"]
+
+
+def test_ctrl_c_ends_an_answer(chat, monkeypatch):
+    from kvstore.cli import chat_loop
+
+    class Pressing(chat_loop.TextStream):
+        def put(self, tokens):
+            super().put(tokens)
+            if len(self.tokens) == 3:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    whole = chat("--once", "a book", "--name", "whole").stdout
+    monkeypatch.setattr(chat_loop, "TextStream", Pressing)
+    turn = json.loads(chat("--json", stdin="a book\n").stdout)
+    assert (turn["stopped"], turn["n_new_tokens"]) == ("interrupted", 3)
+    assert whole.startswith(turn["text"].rstrip("\ufffd"))
 
 
 def test_what_is_refused(refused, chat_dir, tmp_path, chat):
