@@ -30,10 +30,21 @@ class LoadedModel:
     name: str
 
     @property
+    def end_tokens(self) -> frozenset[int]:
+        """Tokens with which the model ends its text."""
+        return end_tokens(self.model)
+
+    @property
     def context_tokens(self) -> int | None:
         """Tokens that the model was trained for, or None when its configuration does not say."""
         tokens = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         return int(tokens) if tokens else None
+
+
+def end_tokens(model: Any) -> frozenset[int]:
+    """Return the tokens with which a model of transformers ends its text."""
+    ends = model.generation_config.eos_token_id
+    return frozenset([ends] if isinstance(ends, int) else ends or ())
 
 
 def load_model(

@@ -54,7 +54,11 @@ class Coder:
         start: Codebook | None,
         trainer: str,
     ) -> FloatArray:
-        """Return centroids float32 [n_kv_heads, m, k, sub_dim] for keys float32 [n_kv_heads, n, head_dim]."""
+        """Return centroids float32 [n_kv_heads, m, k, sub_dim] for keys float32 [n_kv_heads, n, head_dim].
+
+        Every KV head starts from the same rows, so its centroids do not depend on the heads beside it: the store of a
+        part of a model's heads has the codebooks that the store of all of them has.
+        """
         heads, n, _ = keys.shape
         layout = self._layout
         sample = draw_sample(n, sample_per_centroid * layout.n_centroids, seed)
@@ -62,7 +66,7 @@ class Coder:
         if trainer == FAISS:
             return self._train_by_faiss(keys[:, sample], positions[sample], k, iterations, seed, start)
         if start is None:
-            starts = draw_starts(heads * layout.m, len(sample), k, seed)
+            starts = np.tile(draw_starts(layout.m, len(sample), k, seed), (heads, 1))
             centroids = np.empty((heads, layout.m, k, layout.sub_dim), np.float32)
         else:
             starts, centroids = np.empty((0, k), np.int64), start.centroids.copy()
@@ -77,11 +81,10 @@ class Coder:
         self, keys: FloatArray, positions: IntArray, k: int, iterations: int, seed: int, start: Codebook | None
     ) -> FloatArray:
         """Return what `train` does, for the sampled keys."""
-        heads, n, _ = keys.shape
-        m, sub_dim = self._layout.m, self._layout.sub_dim
-        parts = self.arranged(keys, positions).swapaxes(1, 2).reshape(heads * m, n, sub_dim)
-        init = start.centroids.reshape(heads * m, k, sub_dim) if start is not None else None
-        return faiss_sets(parts, k, iterations, seed, init).reshape(heads, m, k, sub_dim)
+        parts = self.arranged(keys, positions).swapaxes(1, 2)
+        given = [None] * len(parts) if start is None else start.centroids
+        found = [faiss_sets(part, k, iterations, seed, init) for part, init in zip(parts, given, strict=True)]
+        return np.array(found, np.float32)
 
     def encode(self, keys: FloatArray, positions: IntArray, codebook: Codebook) -> npt.NDArray[Any]:
         """Return the words of keys float32 [n_kv_heads, n, head_dim]: [n_kv_heads, n, n_words]."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 
 from kvstore.errors import ConfigError
 from kvstore.index.rope import RopeSpec
+from kvstore.partition import equal_share, near_equal_range
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -25,7 +26,7 @@ class Schema:
         block_tokens: rows of a block, a power of two.
         scale: softmax scale (0 means head_dim ** -0.5).
         rope: one RopeSpec (or None) a layer, or () when the keys' RoPE is not known.
-        fingerprint: says which model the rows belong to.
+        fingerprint: says which model the rows belong to, and which part of it where they are not the whole.
     """
 
     n_layers: int
@@ -78,3 +79,45 @@ class Schema:
     def block_bytes(self) -> int:
         """Bytes of one block: block_tokens rows, all KV heads, keys and values."""
         return self.block_tokens * self.n_kv_heads * (self.head_dim + self.value_dim) * self.torch_dtype.itemsize
+
+    def kv_heads(self, rank: int, world: int) -> slice:
+        """KV heads of a rank under tensor parallelism, for keys and values [n_kv_heads, ...]; see `shard`."""
+        return equal_share("KV heads", self.n_kv_heads, rank, world)
+
+    def q_heads(self, rank: int, world: int) -> slice:
+        """Query heads that share the KV heads of a rank, for q [n_q_heads, ...]; see `shard`."""
+        heads = self.kv_heads(rank, world)
+        return slice(heads.start * self.group, heads.stop * self.group)
+
+    def layers(self, rank: int, world: int) -> range:
+        """Layers of a rank under pipeline parallelism by their numbers in this schema; see `stage`."""
+        return near_equal_range("layers", self.n_layers, rank, world)
+
+    def shard(self, rank: int, world: int) -> Schema:
+        """Return the schema of a rank's KV heads and their query heads, all layers: tensor parallelism.
+
+        The rank's store gives, bit for bit, what the whole one gives for these heads. Heads count from 0 in it; the
+        fingerprint says which they are, so that a directory is never taken for another rank's. Raises `ConfigError`
+        unless the world divides the KV heads.
+        """
+        heads = self.kv_heads(rank, world)
+        if world == 1:
+            return self
+        part = self._part("KV heads", heads.start, heads.stop, self.n_kv_heads)
+        n_kv_heads = heads.stop - heads.start
+        return replace(self, n_kv_heads=n_kv_heads, n_q_heads=n_kv_heads * self.group, fingerprint=part)
+
+    def stage(self, rank: int, world: int) -> Schema:
+        """Return the schema of a rank's layers, all heads: pipeline parallelism.
+
+        Layer i of the rank's store is the model's layer `layers(rank, world)[i]`; the fingerprint names them. Raises
+        `ConfigError` when there are more ranks than layers.
+        """
+        layers = self.layers(rank, world)
+        if world == 1:
+            return self
+        part = self._part("layers", layers.start, layers.stop, self.n_layers)
+        return replace(self, n_layers=len(layers), rope=self.rope[layers.start : layers.stop], fingerprint=part)
+
+    def _part(self, what: str, start: int, stop: int, n: int) -> str:
+        return f"{self.fingerprint} [{what} {start} to {stop - 1} of {n}]".lstrip()

@@ -96,8 +96,8 @@ def modules_in(*packages: str) -> list[str]:
 
 
 def engine() -> list[str]:
-    """The store itself: no index, pool, adapters, command line or demo."""
-    others = modules_in("kvstore.cli", "kvstore.demo", *(f"kvstore.{top}" for top in TOP_LEVEL))
+    """The store itself: no index, pool, adapters, chat, command line or demo."""
+    others = modules_in("kvstore.chat", "kvstore.cli", "kvstore.demo", *(f"kvstore.{top}" for top in TOP_LEVEL))
     return [name for name in SOURCES if name not in others]
 
 
@@ -119,13 +119,18 @@ def test_index_and_pool_know_neither_each_other_nor_the_store(package):
         assert "kvstore" not in own, f"{name} imports the whole package"
 
 
-def test_the_store_knows_no_adapter_no_command_line_and_no_demo():
+def test_the_store_knows_no_adapter_no_chat_no_command_line_and_no_demo():
     assert "kvstore.store" in engine()
-    assert offenders(engine(), {"kvstore.adapters", "kvstore.cli", "kvstore.demo"}) == []
+    assert offenders(engine(), {"kvstore.adapters", "kvstore.chat", "kvstore.cli", "kvstore.demo"}) == []
 
 
-def test_adapters_know_neither_command_line_nor_demo():
-    assert offenders(modules_in("kvstore.adapters"), {"kvstore.cli", "kvstore.demo"}) == []
+def test_adapters_know_neither_chat_nor_command_line_nor_demo():
+    assert offenders(modules_in("kvstore.adapters"), {"kvstore.chat", "kvstore.cli", "kvstore.demo"}) == []
+
+
+def test_chat_knows_neither_command_line_nor_demo_nor_what_they_print_with():
+    assert modules_in("kvstore.chat")
+    assert offenders(modules_in("kvstore.chat"), {"kvstore.cli", "kvstore.demo", "typer", "rich"}) == []
 
 
 def test_only_adapters_command_line_and_demo_know_a_model_framework():

@@ -133,6 +133,11 @@ class StoreCache(Cache):  # type: ignore[misc]
         return list(self._batch.sequences)
 
     @property
+    def rows_suffice(self) -> bool:
+        """Whether a model can go on from the rows alone: it has no layers with a sliding window or a state."""
+        return not self._mixed
+
+    @property
     def budget(self) -> Budget:
         """Rows that a query attends to; None for all, and for a model without full attention layers."""
         return None if self._batch is None else self._batch.budget

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kvstore.cli import capture, demo, generate, store, tune
+from kvstore.cli import capture, chat, demo, generate, store, tune
 
 
 def build_app() -> typer.Typer:
@@ -22,6 +22,7 @@ def build_app() -> typer.Typer:
     app.callback()(_root)
     app.command(epilog=demo.EXAMPLES)(demo.demo)
     app.command(epilog=generate.EXAMPLES)(generate.generate)
+    app.command(epilog=chat.EXAMPLES)(chat.chat)
     app.command(epilog=capture.EXAMPLES)(capture.capture)
     app.command(epilog=tune.EXAMPLES)(tune.tune)
     for command in (store.inspect, store.check, store.vacuum):

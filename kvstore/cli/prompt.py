@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 from kvstore.adapters.model_files import LoadedModel
+from kvstore.chat.render import has_template, render
+from kvstore.chat.transcript import USER, Message
 from kvstore.errors import InvalidQueryError
 
 
@@ -27,18 +29,13 @@ def encode_prompt(loaded: LoadedModel, text: str, chat: bool | None) -> list[int
 
     Raises `InvalidQueryError` when a chat is asked of a model without a template.
     """
-    tokenizer = loaded.tokenizer
-    has_template = bool(getattr(tokenizer, "chat_template", None))
-    if chat and not has_template:
+    knows_chats = has_template(loaded.tokenizer)
+    if chat and not knows_chats:
         raise InvalidQueryError(f"{loaded.name} has no chat template; use --raw")
-    if not has_template or chat is False:
-        raw: list[int] = tokenizer(text)["input_ids"]
+    if not knows_chats or chat is False:
+        raw: list[int] = loaded.tokenizer(text)["input_ids"]
         return raw
-    prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
-    )
-    tokens: list[int] = tokenizer(prompt, add_special_tokens=False)["input_ids"]  # the template has brought them
-    return tokens
+    return render(loaded.tokenizer, [Message(USER, text)])
 
 
 def check_length(loaded: LoadedModel, n_prompt: int, n_new: int) -> None:

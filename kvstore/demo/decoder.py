@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from kvstore.adapters.hf import cache_argument
+from kvstore.adapters.model_files import end_tokens
 
 
 class Decoder:
@@ -25,7 +26,7 @@ class Decoder:
         self.step_s: list[float] = []
         self._model = model
         self._argument = cache_argument(model)
-        self._ends = _end_tokens(model)
+        self._ends = end_tokens(model)
 
     def read(self, tokens: list[int]) -> None:
         """Run the model over tokens in one pass, all attended to."""
@@ -61,8 +62,3 @@ class Decoder:
         self.cache = getattr(out, self._argument)
         logits: torch.Tensor = out.logits[0, -1]
         return logits
-
-
-def _end_tokens(model: Any) -> frozenset[int]:
-    ends = model.generation_config.eos_token_id
-    return frozenset([ends] if isinstance(ends, int) else ends or ())
