@@ -12,6 +12,7 @@ from kvstore.checking import Checker, Finding
 from kvstore.directory import Directory
 from kvstore.errors import CorruptStoreError, ReadOnlyStoreError, StorageError
 from kvstore.index_state import VERSION, decode_index, encode_index
+from kvstore.logs import log, log_event
 from kvstore.residency import Residency
 from kvstore.saved import Saved
 from kvstore.sequence import Sequence
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 GROWTH = 8
 """An index that was only added to is stored again once it has grown by an eighth: rows after it are coded when the
 store is opened."""
-
-log = logging.getLogger("kvstore")
 
 
 class Persistence:
@@ -86,17 +85,8 @@ class Persistence:
 
     def flush(self, sequences: Iterable[Sequence], *, final: bool = False) -> None:
         """Have all committed rows written, with `final` also every index as it is now; raises `StorageError`."""
-        if self.readonly:
-            return
-
-        def work() -> None:
-            for seq in sequences:
-                if seq.keep:
-                    self._save(seq, final=final)
-            self._save_codebooks()
-            self._directory.tier.flush()
-
-        self._guarded(work)
+        if not self.readonly:
+            self._write(sequences, final=final)
 
     def checkpoint(self, sequences: Iterable[Sequence]) -> None:
         """`flush` everything and wait until a loss of power cannot take it back."""
@@ -112,7 +102,9 @@ class Persistence:
     def vacuum(self) -> int:
         """Give room that dropped sequences have left back to the system; returns bytes."""
         self.check_writable()
-        return self._directory.tier.vacuum()
+        given = self._directory.tier.vacuum()
+        log_event(log, logging.INFO, "store.vacuumed", "%(bytes)d bytes given back", bytes=given)
+        return given
 
     def check(self, repair: bool) -> list[Finding]:
         """Return what is wrong in the directory; with `repair` mend it, from memory where the rows are there."""
@@ -123,6 +115,7 @@ class Persistence:
         if repair and found:
             for seq in self._store._sequences.values():
                 seq._saved = Saved(seq._saved.sequence)
+            log_event(log, logging.WARNING, "store.repaired", "%(findings)d findings mended", findings=len(found))
             self.flush(self._store._sequences.values())
         return found
 
@@ -143,6 +136,7 @@ class Persistence:
         seq._last_used = self._store._tick()
         self._fill(seq, entry)
         self.residency.register(seq)
+        _tell(seq, "sequence.loaded", "%(sequence)r is read, %(rows)d rows")
         return seq
 
     def bring_back(self, seq: Sequence) -> None:
@@ -150,6 +144,7 @@ class Persistence:
         self._fill(seq, self._archive.entries[seq.name])
         seq._unloaded = False
         self._store._sequences[seq.name] = seq
+        _tell(seq, "sequence.loaded", "%(sequence)r is brought back, %(rows)d rows")
 
     def _fill(self, seq: Sequence, entry: CatalogEntry) -> None:
         if not self.residency.is_used(seq):
@@ -165,9 +160,10 @@ class Persistence:
     def _unload(self, seq: Sequence) -> None:
         """Save a sequence and take it out of memory; it stays when it cannot be saved."""
         if not self.readonly:
-            self.flush([seq], final=True)
+            self._write([seq], final=True)
         seq._unload()
         del self._store._sequences[seq.name]
+        _tell(seq, "sequence.unloaded", "%(sequence)r is taken out of memory, %(rows)d rows")
 
     def tokens_of(self, name: str) -> tuple[Tokens, str | None]:
         """Return the tokens of a stored sequence and its owner, None for one with padding."""
@@ -204,9 +200,21 @@ class Persistence:
             seq._indexes[layer].restore(built)
             return 0, built.index.n_rows
         except CorruptStoreError as error:  # rows are there, so an index can be made again
-            log.warning("the index of layer %d of %r is built again: %s", layer, seq.name, error)
+            what = {"sequence": seq.name, "layer": layer, "reason": str(error)}
+            text = "the index of layer %(layer)d of %(sequence)r is built again: %(reason)s"
+            log_event(log, logging.WARNING, "index.rebuilt", text, **what)
             seq._saved.indexes[layer] = None
             return 0, 0
+
+    def _write(self, sequences: Iterable[Sequence], *, final: bool) -> None:
+        def work() -> None:
+            for seq in sequences:
+                if seq.keep:
+                    self._save(seq, final=final)
+            self._save_codebooks()
+            self._directory.tier.flush()
+
+        self._guarded(work)
 
     def _save(self, seq: Sequence, *, final: bool) -> None:
         self.check_writable()
@@ -225,6 +233,8 @@ class Persistence:
         saved.tokens = seq._tokens.version
         for layer, _, _ in changed:
             saved.marks[layer] = _mark(seq, layer)
+        text = "%(sequence)r is on its way to the disk, %(rows)d rows and %(indexes)d indexes"
+        _tell(seq, "sequence.saved", text, indexes=len(changed))
 
     def _changed_indexes(self, seq: Sequence, final: bool) -> Iterator[tuple[int, bytes, IndexRef]]:
         """Yield indexes to store: those trained anew, those that have grown, with `final` all that differ."""
@@ -263,6 +273,10 @@ class Persistence:
             for seq in self._store._sequences.values():
                 seq._saved = Saved(seq._saved.sequence)
             raise
+
+
+def _tell(seq: Sequence, event: str, text: str, **fields: Any) -> None:
+    log_event(log, logging.DEBUG, event, text, sequence=seq.name, rows=len(seq), **fields)
 
 
 def _encode_tokens(seq: Sequence) -> bytes:
