@@ -16,8 +16,9 @@ from kvstore.index.rope import RopeSpec
 from kvstore.logs import log, log_event
 from kvstore.row_records import RowRecords
 from kvstore.schema import Schema
+from kvstore.stats_file import STATS_NAME
 from kvstore.storage.encodings import encoding_of
-from kvstore.storage.files import disk_error, read_capped, write_atomic
+from kvstore.storage.files import disk_error, read_capped, remove_parts, write_atomic
 from kvstore.storage.lmdb_tier import LmdbTier
 from kvstore.storage.lock import DirectoryLock, holder_of
 from kvstore.storage.manifest import Manifest, current_boot_id, plain_fields, read_manifest, write_manifest
@@ -123,6 +124,7 @@ class Directory:
                 data.unlink()
         manifest = Manifest(**{**manifest.__dict__, "durability": self.config.durability}).opened(boot_id)
         write_manifest(self.path, manifest)
+        remove_parts(self.path, STATS_NAME)
         write_atomic(self.path / CONFIG_NAME, _config_bytes(self.config))
         return manifest
 

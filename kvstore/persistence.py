@@ -16,6 +16,7 @@ from kvstore.logs import log, log_event
 from kvstore.residency import Residency
 from kvstore.saved import Saved
 from kvstore.sequence import Sequence
+from kvstore.stats_file import write_stats
 from kvstore.storage.arrays import decode_arrays, encode_arrays
 from kvstore.storage.catalog import CatalogEntry, IndexRef
 from kvstore.tokens import Tokens
@@ -87,6 +88,7 @@ class Persistence:
         """Have all committed rows written, with `final` also every index as it is now; raises `StorageError`."""
         if not self.readonly:
             self._write(sequences, final=final)
+            write_stats(self._directory.path, self._store.stats())
 
     def checkpoint(self, sequences: Iterable[Sequence]) -> None:
         """`flush` everything and wait until a loss of power cannot take it back."""
