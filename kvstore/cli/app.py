@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kvstore.cli import capture, demo, generate, stats, store, tune
+from kvstore.cli import capture, demo, generate, replay, stats, store, trace, tune
 
 
 def build_app() -> typer.Typer:
@@ -24,6 +24,8 @@ def build_app() -> typer.Typer:
     app.command(epilog=generate.EXAMPLES)(generate.generate)
     app.command(epilog=capture.EXAMPLES)(capture.capture)
     app.command(epilog=tune.EXAMPLES)(tune.tune)
+    app.command(epilog=trace.EXAMPLES)(trace.trace)
+    app.command(epilog=replay.EXAMPLES)(replay.replay)
     app.command(epilog=stats.EXAMPLES)(stats.stats)
     for command in (store.inspect, store.check, store.vacuum):
         app.command()(command)
