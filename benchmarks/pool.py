@@ -16,10 +16,11 @@ import numpy.typing as npt
 import typer
 
 from benchmarks import inputs
-from benchmarks.belady import Batch, Belady, most_rows
-from benchmarks.block_trace import BlockTrace, read_block_trace, record_block_trace, write_block_trace
 from benchmarks.report import Metric, Report
 from benchmarks.timing import Contender, Tell, interleave, medians
+from kvstore.replay.belady import Belady, most_rows
+from kvstore.replay.policies import FRAME_BYTES, run_policy
+from kvstore.replay.trace import BlockTrace, read_block_trace, write_block_trace
 
 if TYPE_CHECKING:
     from kvstore.buffer_pool import BufferPool
@@ -35,7 +36,6 @@ STEP = Metric("lookup, touch, and misses let in", "us", "lower")
 BELADY, BOUND, READ = "Belady", "bound for any pool", "blocks read a step"
 NO_LIMIT, SPLIT = "all blocks let in", "a pool for each layer"
 DEFAULT = "lru"
-FRAME_BYTES = 64  # contents do not matter here
 
 
 class UnequalHitsError(AssertionError):
@@ -69,15 +69,6 @@ class Options:
 QUICK = Options(prompt_tokens=1984, steps=64, batches=20, rounds=5)
 
 
-@dataclass(frozen=True)
-class Found:
-    """What a replay found: shares of the blocks and of the rows looked up; blocks let in a step."""
-
-    blocks: float
-    rows: float
-    let_in: float
-
-
 # ---- how much is found ----
 
 
@@ -96,50 +87,27 @@ def add_hit_rates(trace: BlockTrace, options: Options, report: Report, tell: Tel
         where = f"{share:.0%}: {n_frames} of {trace.total_blocks} blocks"
         for name in policy_names():
             tell(f"{where}, {name}")
-            found = replay(batches, n_frames, name, limit, trace.n_layers)
+            found = run_policy(batches, n_frames, name, limit)
             case = f"{where}, {name}"
-            report.add(case, BLOCKS, found.blocks, BELADY, best_blocks)
-            report.add(case, ROWS, found.rows, BOUND, bound)
-            report.add(case, LOADED, found.let_in, READ, n_blocks / trace.n_steps)
+            report.add(case, BLOCKS, found.hit_rate, BELADY, best_blocks)
+            report.add(case, ROWS, found.row_rate, BOUND, bound)
+            report.add(case, LOADED, found.loaded / trace.n_steps, READ, n_blocks / trace.n_steps)
             if name == DEFAULT:
-                everything = replay(batches, n_frames, name, n_frames, trace.n_layers)
-                report.add(case, ROWS, found.rows, NO_LIMIT, everything.rows)
-                report.add(case, ROWS, found.rows, SPLIT, _split_rows(trace, n_frames, name))
-
-
-def replay(batches: Sequence[Batch], n_frames: int, policy: str, limit: int, n_layers: int) -> Found:
-    """Look every batch up, then let in what holds most, `limit` blocks at most: the paper's rule."""
-    from kvstore.buffer_pool import BufferPool
-
-    blocks = rows = n_rows = 0
-    with BufferPool(n_frames, FRAME_BYTES, policy=policy, admit_blocks=limit) as pool:
-        for ids, counts in batches:
-            is_found = pool.lookup(ids) >= 0
-            blocks += int(np.count_nonzero(is_found))
-            rows += int(counts[is_found].sum())
-            n_rows += int(counts.sum())
-            pool.admit(ids, counts, _no_bytes)
-        pool._check()
-        n_steps = len(batches) / n_layers
-        return Found(blocks / pool.counters.lookups, rows / n_rows, pool.counters.admissions / n_steps)
+                everything = run_policy(batches, n_frames, name, n_frames)
+                report.add(case, ROWS, found.row_rate, NO_LIMIT, everything.row_rate)
+                report.add(case, ROWS, found.row_rate, SPLIT, _split_rows(trace, n_frames, name))
 
 
 def _split_rows(trace: BlockTrace, n_frames: int, policy: str) -> float:
     """Share of rows found by pools of a layer each, which have n_frames together."""
     from kvstore.buffer_pool import admission_limit
 
-    rows = n_rows = 0.0
+    found = []
     for number in range(trace.n_layers):
         batches = list(trace.layer(number).batches())
         size = n_frames * (number + 1) // trace.n_layers - n_frames * number // trace.n_layers
-        wanted = sum(int(counts.sum()) for _, counts in batches)
-        rows += wanted * replay(batches, size, policy, admission_limit(size, 1), 1).rows
-        n_rows += wanted
-    return rows / n_rows
-
-
-def _no_bytes(block: int, frame: object) -> None:
-    """Load nothing."""
+        found.append(run_policy(batches, size, policy, admission_limit(size, 1)))
+    return sum(one.rows_found for one in found) / sum(one.rows for one in found)
 
 
 # ---- what it costs ----
@@ -277,12 +245,15 @@ def main(
 
 
 def _record(options: Options, path: Path | None, tell: Tell) -> BlockTrace:
+    from kvstore.adapters.hf.block_trace import record_decoding
     from kvstore.adapters.model_files import load_model
 
     loaded = load_model(report=tell)
     ids = inputs.tokens_of(inputs.read_text(None), loaded.tokenizer)[: options.prompt_tokens + options.steps]
-    settings = {"budget": options.budget, "block_tokens": options.grain, "name": loaded.name, "tell": tell}
-    found = record_block_trace(loaded.model, ids, options.prompt_tokens, **settings)
+    found = record_decoding(
+        loaded.model, ids.tolist(), options.steps, budget=options.budget, block_tokens=options.grain, name=loaded.name,
+        tell=lambda stage, done, total: tell(f"{stage}, {done} of {total}") if done % 32 == 0 else None,
+    )  # fmt: skip
     if path is not None:
         write_block_trace(path, found)
     return found

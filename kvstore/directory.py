@@ -13,10 +13,12 @@ from kvstore.archive import Archive
 from kvstore.config import StoreConfig, config_from_dict
 from kvstore.errors import CorruptStoreError, StorageError
 from kvstore.index.rope import RopeSpec
+from kvstore.logs import log, log_event
 from kvstore.row_records import RowRecords
 from kvstore.schema import Schema
+from kvstore.stats_file import STATS_NAME
 from kvstore.storage.encodings import encoding_of
-from kvstore.storage.files import disk_error, read_capped, write_atomic
+from kvstore.storage.files import disk_error, read_capped, remove_parts, write_atomic
 from kvstore.storage.lmdb_tier import LmdbTier
 from kvstore.storage.lock import DirectoryLock, holder_of
 from kvstore.storage.manifest import Manifest, current_boot_id, plain_fields, read_manifest, write_manifest
@@ -26,7 +28,6 @@ from kvstore.storage.spill_settings import SpillSettings
 CODEBOOKS_NAME = "codebooks.safetensors"
 CONFIG_NAME = "config.json"
 MAX_CONFIG_BYTES = 1 << 20
-log = logging.getLogger("kvstore")
 
 
 class Directory:
@@ -61,6 +62,8 @@ class Directory:
         except BaseException:
             self._give_up()
             raise
+        how = {"path": self.path, "readonly": readonly, "sequences": len(self.archive.entries)}
+        log_event(log, logging.DEBUG, "store.opened", "%(path)s is open, with %(sequences)d sequences", **how)
 
     @property
     def codebooks_path(self) -> Path:
@@ -81,6 +84,7 @@ class Directory:
                 write_manifest(self.path, self._manifest.closed())
         finally:
             self._give_up()
+        log_event(log, logging.DEBUG, "store.closed", "%(path)s is closed", path=self.path)
 
     def _open(self, schema: Schema | None) -> None:
         manifest = read_manifest(self.path, readonly=self.readonly)
@@ -114,11 +118,13 @@ class Directory:
         boot_id = current_boot_id()
         if not manifest.survives(boot_id):
             data = find_data(self.path)
-            log.warning("the system stopped while %s was open with durability='process': its rows are lost", self.path)
+            why = "the system stopped while %(path)s was open with durability='process': its rows are lost"
+            log_event(log, logging.WARNING, "spill.discarded", why, path=self.path)
             if data is not None:
                 data.unlink()
         manifest = Manifest(**{**manifest.__dict__, "durability": self.config.durability}).opened(boot_id)
         write_manifest(self.path, manifest)
+        remove_parts(self.path, STATS_NAME)
         write_atomic(self.path / CONFIG_NAME, _config_bytes(self.config))
         return manifest
 

@@ -11,12 +11,14 @@ import numpy as np
 from kvstore.checking import Checker, Finding
 from kvstore.directory import Directory
 from kvstore.errors import CorruptStoreError, ReadOnlyStoreError
+from kvstore.logs import log, log_event
 from kvstore.moves import Moves
 from kvstore.residency import Residency
 from kvstore.room import Room
 from kvstore.sequence import Sequence
 from kvstore.spill_pool import SpillPool
 from kvstore.spill_reader import SpillReader
+from kvstore.stats_file import write_stats
 from kvstore.storage.arrays import decode_arrays, encode_arrays
 from kvstore.storage.catalog import CatalogEntry, ExtentRef
 from kvstore.stored_indexes import StoredIndexes, mark
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
 
 DISK_SHARE = 0.95
 """Of the spill's size that rows can fill: LMDB needs pages of its own, and room to write before it deletes."""
-
-log = logging.getLogger("kvstore")
 
 
 class Persistence:
@@ -102,17 +102,9 @@ class Persistence:
 
     def flush(self, sequences: Iterable[Sequence], *, final: bool = False) -> None:
         """Have all committed rows written, with `final` also every index as it is now; raises `StorageError`."""
-        if self.readonly:
-            return
-
-        def work() -> None:
-            for seq in sequences:
-                if seq.keep:
-                    self._save(seq, final=final)
-            self._save_codebooks()
-            self._directory.tier.flush()
-
-        self._guarded(work)
+        if not self.readonly:
+            self._write(sequences, final=final)
+            write_stats(self._directory.path, self._store.stats())
 
     def checkpoint(self, sequences: Iterable[Sequence]) -> None:
         """`flush` everything and wait until a loss of power cannot take it back."""
@@ -133,7 +125,9 @@ class Persistence:
     def vacuum(self) -> int:
         """Give room that dropped sequences have left back to the system; returns bytes."""
         self.check_writable()
-        return self._directory.tier.vacuum()
+        given = self._directory.tier.vacuum()
+        log_event(log, logging.INFO, "store.vacuumed", "%(bytes)d bytes given back", bytes=given)
+        return given
 
     def check(self, repair: bool) -> list[Finding]:
         """Return what is wrong in the directory; with `repair` mend it, from memory where the rows are there."""
@@ -145,6 +139,7 @@ class Persistence:
             for seq in self._store._sequences.values():
                 seq.truncate(min(len(seq), checker.sound_rows(seq._tables, seq._saved.extents)))
                 self._archive.let_go(self._forget_save(seq))
+            log_event(log, logging.WARNING, "store.repaired", "%(findings)d findings mended", findings=len(found))
             self.flush(self._store._sequences.values())
         return found
 
@@ -165,6 +160,7 @@ class Persistence:
         seq._last_used = self._store._tick()
         self._fill(seq, entry)
         self.residency.register(seq)
+        _tell(seq, "sequence.loaded", "%(sequence)r is read, %(rows)d rows")
         return seq
 
     def bring_back(self, seq: Sequence) -> None:
@@ -172,6 +168,7 @@ class Persistence:
         self._fill(seq, self._archive.entries[seq.name])
         seq._unloaded = False
         self._store._sequences[seq.name] = seq
+        _tell(seq, "sequence.loaded", "%(sequence)r is brought back, %(rows)d rows")
 
     def _fill(self, seq: Sequence, entry: CatalogEntry) -> None:
         """Read a sequence's rows and indexes, or change nothing."""
@@ -197,15 +194,16 @@ class Persistence:
     def _unload(self, seq: Sequence) -> None:
         """Save a sequence and take it out of memory; it stays when it cannot be saved."""
         if not self.readonly:
-            self.flush([seq], final=True)
+            self._write([seq], final=True)
         seq._unload()
         self._archive.let_go(seq._saved.extents)
         del self._store._sequences[seq.name]
+        _tell(seq, "sequence.unloaded", "%(sequence)r is taken out of memory, %(rows)d rows")
 
     def _spill(self, seq: Sequence, n_blocks: int) -> int:
         """Give up blocks of a sequence that are on the disk, after saving it if need be; returns how many."""
         if seq.keep and not self.readonly:
-            self.flush([seq])
+            self._write([seq], final=False)
         seq._indexes.cancel()  # work in the background may read what moves
         return self._moves.spill(seq, n_blocks)
 
@@ -235,6 +233,16 @@ class Persistence:
             self._spill_pool.close()
             self._directory.close()
 
+    def _write(self, sequences: Iterable[Sequence], *, final: bool) -> None:
+        def work() -> None:
+            for seq in sequences:
+                if seq.keep:
+                    self._save(seq, final=final)
+            self._save_codebooks()
+            self._directory.tier.flush()
+
+        self._guarded(work)
+
     def _save(self, seq: Sequence, *, final: bool) -> None:
         self.check_writable()
         saved = seq._saved
@@ -252,6 +260,8 @@ class Persistence:
         saved.tokens = seq._tokens.version
         for layer, _, _ in changed:
             saved.marks[layer] = mark(seq, layer)
+        text = "%(sequence)r is on its way to the disk, %(rows)d rows and %(indexes)d indexes"
+        _tell(seq, "sequence.saved", text, indexes=len(changed))
 
     def _plain_budget(self, seq: Sequence) -> Any:
         """The budget as the catalog can keep it: a rule cannot be stored, the configured budget stands for it."""
@@ -289,6 +299,10 @@ class Persistence:
         n_extents = -(-(last + 1) // per_extent)
         seq._saved.forget(n_extents, n_extents * per_extent * self._store.schema.block_tokens)
         return known[n_extents:]
+
+
+def _tell(seq: Sequence, event: str, text: str, **fields: Any) -> None:
+    log_event(log, logging.DEBUG, event, text, sequence=seq.name, rows=len(seq), **fields)
 
 
 def _encode_tokens(seq: Sequence) -> bytes:

@@ -10,6 +10,7 @@ from kvstore.archive import Archive
 from kvstore.errors import CorruptStoreError
 from kvstore.index_builder import IndexBuilder
 from kvstore.index_state import VERSION, decode_index, encode_index
+from kvstore.logs import log, log_event
 from kvstore.storage.catalog import IndexRef
 
 if TYPE_CHECKING:
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 GROWTH = 8
 """An index that was only added to is stored again once it has grown by an eighth: rows after it are coded when the
 store is opened."""
-
-log = logging.getLogger("kvstore")
 
 
 class StoredIndexes:
@@ -40,7 +39,9 @@ class StoredIndexes:
             seq._indexes[layer].restore(built)
             return 0, built.index.n_rows
         except CorruptStoreError as error:  # rows are there, so an index can be made again
-            log.warning("the index of layer %d of %r is built again: %s", layer, seq.name, error)
+            what = {"sequence": seq.name, "layer": layer, "reason": str(error)}
+            text = "the index of layer %(layer)d of %(sequence)r is built again: %(reason)s"
+            log_event(log, logging.WARNING, "index.rebuilt", text, **what)
             seq._saved.indexes[layer] = None
             return 0, 0
 

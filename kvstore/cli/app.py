@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kvstore.cli import capture, chat, demo, generate, store, tune
+from kvstore.cli import capture, chat, demo, generate, replay, stats, store, trace, tune
 
 
 def build_app() -> typer.Typer:
@@ -25,6 +25,9 @@ def build_app() -> typer.Typer:
     app.command(epilog=chat.EXAMPLES)(chat.chat)
     app.command(epilog=capture.EXAMPLES)(capture.capture)
     app.command(epilog=tune.EXAMPLES)(tune.tune)
+    app.command(epilog=trace.EXAMPLES)(trace.trace)
+    app.command(epilog=replay.EXAMPLES)(replay.replay)
+    app.command(epilog=stats.EXAMPLES)(stats.stats)
     for command in (store.inspect, store.check, store.vacuum):
         app.command()(command)
     return app

@@ -66,14 +66,15 @@ def _run(
     with Stages() as stages:
         loaded = load_model(path, dtype, stages)
         ids = loaded.tokenizer(words, verbose=False)["input_ids"]
-        _check_length(len(ids), n_tokens, loaded)
+        check_length(len(ids), n_tokens, loaded)
         wanted = default_layers(loaded.model) if layers is None else layers
         traces = record(loaded.model, ids[:n_tokens], wanted, n_queries=n_queries, name=loaded.name, tell=stages)
     for trace in traces:
         typer.echo(str(_write(out, loaded.name, trace)))
 
 
-def _check_length(n_text: int, n_tokens: int, loaded: Any) -> None:
+def check_length(n_text: int, n_tokens: int, loaded: Any) -> None:
+    """Raise `InvalidQueryError` when a text has fewer than n_tokens tokens, or the model was trained for fewer."""
     if n_text < n_tokens:
         raise InvalidQueryError(f"the text has {n_text} tokens, fewer than {n_tokens}: give more, or --tokens {n_text}")
     limit = loaded.context_tokens

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvstore.cli.errors import fail, one_line_errors
+from kvstore.cli.errors import one_line_errors
 from kvstore.cli.options import BUDGET_HELP, ModelOption, ThreadsOption, parse_budget, threads
+from kvstore.cli.output import check_folder, write_json
 
 if TYPE_CHECKING:
     from kvstore.demo.report import DemoReport
@@ -45,12 +45,11 @@ def demo(
 
         budgets = tuple(parse_budget(text) for text in budget or ("0.2", "0.1"))
         settings = DemoSettings(context, budgets, depth, seed)
-        if json_file is not None and not json_file.absolute().parent.is_dir():
-            fail(f"cannot write {json_file}: there is no directory {json_file.absolute().parent}")
+        check_folder(json_file)
         report = _run(settings, model, threads_)
         _show(report)
         if json_file is not None:
-            _write(json_file, report)
+            write_json(json_file, report.as_dict())
 
 
 def _run(settings: DemoSettings, model: Path | None, n_threads: int | None) -> DemoReport:
@@ -68,10 +67,3 @@ def _show(report: DemoReport) -> None:
     from kvstore.cli.demo_view import show_report
 
     show_report(report, Console())
-
-
-def _write(file: Path, report: DemoReport) -> None:
-    try:
-        file.write_text(json.dumps(report.as_dict(), indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        fail(f"cannot write {file}: {error.strerror}")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvstore.cli.errors import fail, one_line_errors
+from kvstore.cli.errors import one_line_errors
 from kvstore.cli.options import ThreadsOption, threads
+from kvstore.cli.output import check_folder, check_matplotlib, write_json
 
 if TYPE_CHECKING:
     from kvstore.tuning import Tuning
@@ -45,16 +45,15 @@ def tune(
     """
     with one_line_errors(), threads(threads_):
         for file in (out, plot, json_file):
-            if file is not None and not file.absolute().parent.is_dir():
-                fail(f"cannot write {file}: there is no directory {file.absolute().parent}")
+            check_folder(file)
         if plot is not None:
-            _check_matplotlib()
+            check_matplotlib()
         found = _run(traces, budget, None if kinds is None else kinds.split(","))
         _show(found)
         if out is not None:
-            _write(out, asdict(found.config))
+            write_json(out, asdict(found.config))
         if json_file is not None:
-            _write(json_file, found.as_dict())
+            write_json(json_file, found.as_dict())
         if plot is not None:
             from kvstore.cli.tune_plot import draw
 
@@ -89,17 +88,3 @@ def _show(found: Tuning) -> None:
     console = Console()
     console.print(table)
     console.print(f"chosen: {found.chosen.name}", highlight=False)
-
-
-def _check_matplotlib() -> None:
-    from importlib.util import find_spec
-
-    if find_spec("matplotlib") is None:
-        fail("matplotlib is not installed; run: pip install matplotlib, or leave --plot out")
-
-
-def _write(file: Path, data: dict[str, Any]) -> None:
-    try:
-        file.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        fail(f"cannot write {file}: {error.strerror}")

@@ -50,10 +50,11 @@ def read_capped(path: Path, max_bytes: int) -> bytes:
     return data
 
 
-def write_atomic(path: Path, data: bytes, hook: Hook = no_hook) -> None:
+def write_atomic(path: Path, data: bytes, hook: Hook = no_hook, *, sync: bool = True) -> None:
     """Replace a file by one with these bytes, on disk when this returns; a crash leaves the old or the new one.
 
-    Raises `ReadOnlyStoreError` or `StorageError`, and the old file is as it was.
+    Without `sync` it is not waited for the disk: the end of the process leaves the old or the new one, a loss of power
+    anything. Raises `ReadOnlyStoreError` or `StorageError`, and the old file is as it was.
     """
     try:
         handle, part = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".", suffix=".part")
@@ -63,11 +64,13 @@ def write_atomic(path: Path, data: bytes, hook: Hook = no_hook) -> None:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
         hook("file.written")
         os.replace(part, path)
         hook("file.renamed")
-        sync_folder(path.parent)
+        if sync:
+            sync_folder(path.parent)
     except BaseException as error:
         Path(part).unlink(missing_ok=True)
         if isinstance(error, OSError):

@@ -42,4 +42,4 @@ def test_without_matplotlib_nothing_is_measured(refused, traces, tmp_path, monke
     missing = lambda name, *rest: None if name == "matplotlib" else right(name, *rest)  # noqa: E731
     monkeypatch.setattr(importlib.util, "find_spec", missing)
     line = refused("tune", "--traces", traces, "--plot", tmp_path / "p.png")
-    assert "pip install matplotlib" in line
+    assert 'pip install "kvstore-engine[plot]"' in line

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-IntArray = npt.NDArray[np.int64]
-Batch = tuple[IntArray, IntArray]
-"""Ids of blocks that differ, int64 [n], and the rows wanted of each, int64 [n]."""
+from kvstore.replay.trace import Batch, IntArray
 
 NEVER = np.iinfo(np.int64).max
 

@@ -1,0 +1,1 @@
+"""Which blocks decoding reads, recorded once and replayed through buffer pools of every size and policy."""
