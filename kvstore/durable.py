@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self, cast
 from kvstore.checking import Finding
 from kvstore.config import StoreConfig
 from kvstore.errors import ConfigError, SequenceNotFoundError, StepError
+from kvstore.eviction import evict
 from kvstore.heap import Heap
 from kvstore.room import Room
 from kvstore.schema import Schema
@@ -130,6 +131,15 @@ class Durable:
         if self._persistence is not None:
             return self._persistence.room(using)
         return Room.of(self.schema, self.heap.limit_blocks, self.heap.used_blocks, None)
+
+    def evict(self, *, max_bytes: int | None = None, idle_s: float | None = None) -> list[str]:
+        """Drop sequences for good that were not used for idle_s seconds, and more, those used longest ago first, until
+        the records take max_bytes at most (the heap, for a store in memory); returns their names.
+
+        Sequences in the middle of a step stay, and those that are not kept. `vacuum` gives the room back to the system.
+        """
+        self._check_writable()
+        return evict(cast("KVStore", self), max_bytes, idle_s)
 
     def vacuum(self) -> int:
         """Give the disk the room back that dropped sequences have left; returns bytes."""

@@ -86,7 +86,7 @@ class Heap:
         if not self.has_room(n_blocks):
             raise HeapFullError(
                 f"the heap needs {n_blocks} more blocks of {self._stride_bytes} bytes, but {self.used_bytes} of its "
-                f"{self._limit_bytes} bytes are used; drop a sequence or raise heap_bytes"
+                f"{self._limit_bytes} bytes are used; drop a sequence, bring fewer rows a step, or raise heap_bytes"
             )
 
     @property

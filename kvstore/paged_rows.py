@@ -77,19 +77,18 @@ class PagedRows:
         if not away.any():
             return rows
         blocks, counts = np.unique(numbers[away], return_counts=True)
-        blocks, weights = self._find(blocks, counts.astype(np.float64))
-        reserved = self._pool.reserve(blocks, weights, self._limit)
+        frames = self._find(blocks)
+        reserved = self._pool.reserve(blocks, frames, counts.astype(np.float64), self._limit)
+        missing = blocks[frames < 0]
         try:
-            away = np.isin(numbers, np.setdiff1d(blocks, [*reserved]))
+            away = np.isin(numbers, np.setdiff1d(missing, [*reserved]))
             homes = np.where(away, np.cumsum(away, axis=1) - 1, -1)
-            self._read(blocks, reserved, rows, homes, values)
+            self._read(missing, reserved, rows, homes, values)
         except BaseException:
             self._pool.abort(reserved)
             raise
-        self._limit -= len(reserved)
-        addresses, pin = self._pool.commit(self._table, reserved)
-        self._pins.append(pin)
-        self._set(np.array([*reserved], np.int64), addresses)
+        self._limit = 0  # once a call
+        self._use(*self._pool.commit(self._table, reserved))
         return np.where(away, homes + (self._n_blocks << self._shift), rows)
 
     def bring(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
@@ -108,7 +107,7 @@ class PagedRows:
         """Keep the rows of ranges [start, stop) in place while the context is open; one at a time."""
         blocks = np.unique(np.concatenate([self._blocks(start, stop) for start, stop in ranges]))
         blocks = blocks[self.key_addresses[blocks] == 0]
-        blocks, _ = self._find(blocks, np.ones(len(blocks)))
+        blocks = blocks[self._find(blocks) < 0]
         scratch = self._scratch("blocks", len(blocks))
         wanted = [(number, ref) for number in blocks.tolist() if (ref := self._table.extent(number)) is not None]
         for home, (_, data) in zip(scratch, self._pool.reader.blocks(self._table.layer, wanted), strict=True):
@@ -123,13 +122,15 @@ class PagedRows:
         """Numbers of the blocks that hold the rows [start, stop)."""
         return np.arange(start >> self._shift, (max(start, stop - 1) >> self._shift) + 1)[: max(0, stop - start)]
 
-    def _find(self, blocks: IntArray, weights: npt.NDArray[np.float64]) -> tuple[IntArray, npt.NDArray[np.float64]]:
-        """Use what the pool has of these blocks; return those that it has not, and their weights."""
-        addresses, pin = self._pool.find(self._table, blocks, weights)
+    def _find(self, blocks: IntArray) -> IntArray:
+        """Use what the pool has of these blocks; return their frames, -1 for what it has not."""
+        frames, pin = self._pool.find(self._table, blocks)
+        self._use(blocks[frames >= 0], frames[frames >= 0], pin)
+        return frames
+
+    def _use(self, blocks: IntArray, frames: IntArray, pin: PinGuard) -> None:
         self._pins.append(pin)
-        found = addresses != 0
-        self._set(blocks[found], addresses[found])
-        return blocks[~found], weights[~found]
+        self._set(blocks, self._pool.addresses(frames))
 
     def _read(self, blocks: IntArray, reserved: dict[int, int], rows: Rows, homes: Rows, values: bool) -> None:
         """Read the extents of blocks: into their frames, if reserved, else rows into their homes in scratch."""

@@ -11,6 +11,7 @@ import numpy as np
 from kvstore.checking import Checker, Finding
 from kvstore.directory import Directory
 from kvstore.errors import CorruptStoreError, ReadOnlyStoreError
+from kvstore.last_used import LastUsed
 from kvstore.logs import log, log_event
 from kvstore.moves import Moves
 from kvstore.residency import Residency
@@ -40,6 +41,7 @@ class Persistence:
         self._archive = directory.archive
         self._indexes = StoredIndexes(directory.archive, store.indexing)
         self._codebook_versions: dict[int, int] = {}
+        self.last_used = LastUsed(directory.path)
         reader = SpillReader(directory.tier, directory.rows)
         self._spill_pool = store._spill_pool = SpillPool(store.schema, store.config, reader, store.workspace)
         self._moves = Moves(store, directory.rows)
@@ -68,6 +70,11 @@ class Persistence:
         left_bytes = int(DISK_SHARE * config.spill_bytes) - tier.n_bytes - tier.queued_bytes
         disk_blocks = 0 if self.readonly else max(0, left_bytes) // schema.block_bytes
         return Room.of(schema, self._store.heap.limit_blocks, fixed, disk_blocks)
+
+    def settled_bytes(self) -> int:
+        """Return the bytes of the records on disk once all that waits has been written; waits for it."""
+        self._guarded(self._directory.tier.flush)
+        return self._directory.tier.n_bytes
 
     def sizes(self) -> dict[str, int]:
         """Return what `StoreStats` says of the disk."""
@@ -105,6 +112,9 @@ class Persistence:
         if not self.readonly:
             self._write(sequences, final=final)
             write_stats(self._directory.path, self._store.stats())
+            for seq in self._store._sequences.values():
+                self.last_used.note(seq.name, seq._used_s)
+            self.last_used.write(self.names)
 
     def checkpoint(self, sequences: Iterable[Sequence]) -> None:
         """`flush` everything and wait until a loss of power cannot take it back."""
@@ -197,6 +207,7 @@ class Persistence:
             self._write([seq], final=True)
         seq._unload()
         self._archive.let_go(seq._saved.extents)
+        self.last_used.note(seq.name, seq._used_s)
         del self._store._sequences[seq.name]
         _tell(seq, "sequence.unloaded", "%(sequence)r is taken out of memory, %(rows)d rows")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence as SequenceABC
 from typing import TYPE_CHECKING
 
@@ -58,7 +59,8 @@ class Sequence(Reads, Steps):
         self._saved = Saved()
         self._unloaded = False  # its rows are on disk only, until it is used
         self.stays = False  # its blocks must not move now
-        self._last_used = 0
+        self._last_used = 0  # counts uses of all sequences
+        self._used_s = time.time()
         self._tokens = Tokens()
 
     def __len__(self) -> int:
@@ -219,7 +221,7 @@ class Sequence(Reads, Steps):
         self._store._check_open()
         if self._dropped:
             raise SequenceNotFoundError(f"sequence {self.name!r} has been dropped; create it again")
-        self._last_used = self._store._tick()
+        self._last_used, self._used_s = self._store._tick(), time.time()
         if self._unloaded:
             self._store._bring_back(self)
 

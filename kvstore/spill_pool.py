@@ -50,33 +50,43 @@ class SpillPool:
         """Whether the frames have been allocated."""
         return self._pool is not None
 
+    def addresses(self, frames: IntArray) -> IntArray:
+        """Return where the keys in frames begin, int64 [n]."""
+        found: IntArray = self.frames.frame_addresses[frames]
+        return found
+
     def limit(self, n_sequences: int) -> int:
         """Blocks that each of so many sequences, attended in turn, may let in a layer and step."""
         return admission_limit(self.frames.n_frames, self.schema.n_layers * n_sequences)
 
-    def find(self, table: Table, numbers: IntArray, weights: npt.NDArray[np.float64]) -> tuple[IntArray, PinGuard]:
-        """Look blocks up: where their keys begin, int64 [n], 0 for a miss, and a guard that keeps them there."""
+    def find(self, table: Table, numbers: IntArray) -> tuple[IntArray, PinGuard]:
+        """Look blocks up: their frames, int64 [n], -1 for a miss, and a guard that keeps them there."""
         frames = self.frames.lookup(self._ids(table, numbers))
-        self.frames.touch(frames, weights)
-        addresses = np.where(frames >= 0, self._addresses(frames), 0)
-        return addresses, self.frames.pin(frames)
+        return frames, self.frames.pin(frames)
 
-    def reserve(self, numbers: IntArray, weights: npt.NDArray[np.float64], limit: int) -> dict[int, int]:
-        """Return frames to be filled for the heaviest of these blocks, at most `limit`: frames by block number."""
-        best = best_first(weights, min(limit, self.frames.available()))
-        frames = self.frames.reserve(len(best))
-        assert frames is not None, "there were as many a moment ago"
-        return dict(zip(numbers[best].tolist(), frames.tolist(), strict=True))
+    def reserve(
+        self, numbers: IntArray, frames: IntArray, weights: npt.NDArray[np.float64], limit: int
+    ) -> dict[int, int]:
+        """Let in the heaviest blocks, at most `limit`, given with the frames found: return frames to fill by number.
+
+        Those in the pool are touched. There are fewer frames where guards pin the rest.
+        """
+        best = best_first(weights, limit)
+        self.frames.touch(frames[best[::-1]], weights[best[::-1]])  # the heaviest last: the most recent
+        missing = numbers[best][frames[best] < 0][: self.frames.available()]
+        reserved = self.frames.reserve(len(missing))
+        assert reserved is not None, "there were as many a moment ago"
+        return dict(zip(missing.tolist(), reserved.tolist(), strict=True))
 
     def fill(self, frame: int, data: Bytes) -> None:
         """Copy a block, uint8 [block bytes], into a reserved frame."""
         self.frames.frames[frame].numpy()[:] = data
 
-    def commit(self, table: Table, reserved: dict[int, int]) -> tuple[IntArray, PinGuard]:
-        """Make filled frames visible; returns where their keys begin and a guard, as `find` does."""
+    def commit(self, table: Table, reserved: dict[int, int]) -> tuple[IntArray, IntArray, PinGuard]:
+        """Make filled frames visible; returns the blocks' numbers, their frames and a guard."""
         numbers, frames = np.array([*reserved], np.int64), np.array([*reserved.values()], np.int64)
         self.frames.commit(self._ids(table, numbers), frames)
-        return self._addresses(frames), self.frames.pin(frames)
+        return numbers, frames, self.frames.pin(frames)
 
     def abort(self, reserved: dict[int, int]) -> None:
         """Give reserved frames back."""
@@ -103,10 +113,6 @@ class SpillPool:
         """Give the frames' memory back."""
         if self._pool is not None:
             self._pool.close()
-
-    def _addresses(self, frames: IntArray) -> IntArray:
-        found = self.frames.frame_addresses
-        return found[frames] if len(found) else np.zeros(len(frames), np.int64)
 
     def _ids(self, table: Table, numbers: IntArray) -> IntArray:
         """Ids of blocks: the extent's generation, which no other save has, the layer, the block's number."""

@@ -28,7 +28,7 @@ def build_app() -> typer.Typer:
     app.command(epilog=trace.EXAMPLES)(trace.trace)
     app.command(epilog=replay.EXAMPLES)(replay.replay)
     app.command(epilog=stats.EXAMPLES)(stats.stats)
-    for command in (store.inspect, store.check, store.vacuum):
+    for command in (store.inspect, store.check, store.evict, store.vacuum):
         app.command()(command)
     return app
 

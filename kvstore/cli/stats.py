@@ -115,6 +115,12 @@ def _lines(stats: StoreStats) -> Iterator[tuple[str, str]]:
     yield "records on disk", _mib(stats.disk_bytes)
     yield "waiting to be written", _mib(stats.queued_bytes)
     yield "sequences taken out of memory", f"{stats.unloads:,}"
+    yield "blocks on the disk only", f"{stats.disk_blocks:,}, {stats.spills:,} moved so far"
+    yield "read from the disk", f"{_mib(stats.read_bytes)} in {stats.read_extents:,} extents"
+    yield "buffer pool", f"{_mib(stats.pool_bytes)}, {stats.pool_blocks:,} blocks, {stats.pool_pins:,} pinned"
+    yield "found in the pool", _share(stats.pool_hits, stats.pool_lookups)
+    yield "left the pool, found no frame", f"{stats.pool_evictions:,}, {stats.pool_stalls:,}"
+    yield "damaged records refused", f"{stats.damaged_records:,}"
     yield "attention queries", ", ".join(f"{n:,} {plan}" for plan, n in counters.attends.items())
     yield "rows they read", _share(counters.rows_attended, counters.rows_available)
     yield "top-k queries", f"{counters.topks:,}"

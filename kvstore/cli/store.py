@@ -1,4 +1,4 @@
-"""`kvstore inspect`, `kvstore check` and `kvstore vacuum`: looking after a store in a directory."""
+"""`kvstore inspect`, `check`, `evict` and `vacuum`: looking after a store in a directory."""
 
 from __future__ import annotations
 
@@ -53,6 +53,38 @@ def check(
             _list(found, repair)
         if found:
             raise typer.Exit(1)
+
+
+def evict(
+    path: PathArgument,
+    max_mib: Annotated[
+        float | None,
+        typer.Option(min=0, help="Drop sequences, those used longest ago first, until their records take so many MiB."),
+    ] = None,
+    idle_hours: Annotated[
+        float | None, typer.Option(min=0, help="Drop sequences that were not used for so many hours.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Drop sequences for good that nobody uses; at least one of --max-mib and --idle-hours.
+
+    `kvstore vacuum` gives the room that they leave back to the disk.
+    """
+    with one_line_errors():
+        from kvstore import KVStore
+
+        _must_exist(path)
+        if max_mib is None and idle_hours is None:
+            fail("say --max-mib, --idle-hours or both")
+        with KVStore.open(path) as store:
+            max_bytes = None if max_mib is None else int(max_mib * MIB)
+            dropped = store.evict(max_bytes=max_bytes, idle_s=None if idle_hours is None else 3600 * idle_hours)
+            left_bytes = store.stats().disk_bytes
+        if as_json:
+            _print_json({"dropped": dropped, "disk_bytes": left_bytes})
+        else:
+            names = ": " + ", ".join(dropped) if dropped else ""
+            typer.echo(f"{len(dropped)} sequences dropped{names}; {left_bytes / MIB:,.1f} MiB of records left")
 
 
 def vacuum(path: PathArgument) -> None:

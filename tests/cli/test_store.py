@@ -66,3 +66,12 @@ def test_what_is_no_store_is_refused_in_one_line(refused, tmp_path, command):
     refused(command, tmp_path / "empty")
     (tmp_path / "empty" / "manifest.json").write_text("{")
     assert "damaged" in refused(command, tmp_path / "empty")
+
+
+def test_evict_drops_what_is_asked_for_and_says_so(run, path):
+    assert run("evict", path).exit_code == 2
+    assert run("evict", path, "--idle-hours", 1000).stdout.startswith("0 sequences dropped")
+    found = json.loads(run("evict", path, "--max-mib", 0, "--json").stdout)
+    assert sorted(found["dropped"]) == ["book", "question"]
+    assert found["disk_bytes"] == 0
+    assert json.loads(run("inspect", path, "--json").stdout)["sequences"] == []
