@@ -13,6 +13,7 @@ from kvstore.archive import Archive
 from kvstore.config import StoreConfig, config_from_dict
 from kvstore.errors import CorruptStoreError, StorageError
 from kvstore.index.rope import RopeSpec
+from kvstore.last_used import LAST_USED_NAME
 from kvstore.logs import log, log_event
 from kvstore.row_records import RowRecords
 from kvstore.schema import Schema
@@ -124,7 +125,8 @@ class Directory:
                 data.unlink()
         manifest = Manifest(**{**manifest.__dict__, "durability": self.config.durability}).opened(boot_id)
         write_manifest(self.path, manifest)
-        remove_parts(self.path, STATS_NAME)
+        for name in (STATS_NAME, LAST_USED_NAME):
+            remove_parts(self.path, name)
         write_atomic(self.path / CONFIG_NAME, _config_bytes(self.config))
         return manifest
 
