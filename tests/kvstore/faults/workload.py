@@ -1,7 +1,7 @@
 """Random operations on a store in a directory, foreseen with lists of token numbers.
 
-What is done is planned from the lists and the random numbers alone, so that another process, one that is not killed, can
-say what the store must hold after each operation.
+What is done is planned from the lists and the random numbers alone, so that another process, one that is not killed,
+can say what the store must hold after each operation.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A process that forks children which walk through a store until they are killed: `python -m ...zygote`.
 
-It imports once, has no thread of its own, and forks a child for each line that it is given on standard input, a JSON object of
-`path`, `seed`, `start` (the model) and either `point` and `n` (the child kills itself when it gets there for the n-th
-time) or `ops` and `seconds` (it is killed so long after it has begun its ops-th operation). It answers with the numbers
-of the last operation that was done and the last that had begun, and how the child ended.
+It imports once, has no thread of its own, and forks a child for each line that it is given on standard input, a JSON
+object of `path`, `seed`, `start` (the model) and either `point` and `n` (the child kills itself when it gets there for
+the n-th time) or `ops` and `seconds` (it is killed so long after it has begun its ops-th operation). It answers with
+the numbers of the last operation that was done and the last that had begun, and how the child ended.
 """
 
 from __future__ import annotations
