@@ -119,6 +119,15 @@ def walk(seed: int, n: int, start: Model | None = None) -> list[tuple[Op, Model]
     return steps
 
 
+def steps_of(ops: list[Op]) -> list[tuple[Op, Model]]:
+    """Operations on an empty store, and what it holds after each."""
+    steps, model = [], {}
+    for op in ops:
+        model = foresee(model, op)
+        steps.append((op, model))
+    return steps
+
+
 def states_since_flush(start: Model, steps: list[tuple[Op, Model]], done: int, begun: int) -> list[Model]:
     """What the disk may show when `done` operations had ended and `begun` had begun."""
     states = [start, *(model for _, model in steps)]
