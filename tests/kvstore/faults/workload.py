@@ -27,7 +27,8 @@ Op = tuple[Any, ...]
 def small(kind: str = "pq", **changes: Any) -> StoreConfig:
     """Settings under which 40 rows already are many."""
     options = {"m": 1, "bits": 3} if kind == "pq" else {}
-    index = IndexConfig(kind, options, min_rows=24, append_rows=8, codebook=changes.pop("codebook", "sequence"))
+    codebook = changes.pop("codebook", "sequence")
+    index = IndexConfig(kind, options, min_rows=24, append_rows=8, codebook=codebook, codebook_rows=100)
     settings = {"sinks": 2, "window": 8, "budget": 24, "min_selected": 8, "dense_rows": 32, "flush_rows": 40}
     room = {"spill_bytes": 4 << 20, "arena_bytes": 8 * SCHEMA.block_bytes}
     return StoreConfig(**{**settings, **room, "index": index, **changes})
