@@ -43,7 +43,8 @@ class Checker:
     def check(self, repair: bool) -> list[Finding]:
         """Return what is wrong; with `repair` sequences are cut to their sound rows, the rest is deleted.
 
-        A sequence that loses rows keeps those before them. Lost indexes are built again when it is next used; damaged tokens are forgotten.
+        A sequence that loses rows keeps those before them. Lost indexes are built again when it is next used; damaged
+        tokens are forgotten.
         """
         found = []
         for entry in list(self._archive.entries.values()):

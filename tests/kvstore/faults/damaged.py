@@ -1,7 +1,8 @@
 """Opens a store whose files are damaged in every way: `python -m tests.kvstore.faults.damaged FOLDER MODE EVERY`.
 
-In a process of its own, which nothing may end; does one in EVERY damages. Prints a JSON object with how often which error came, and how often all
-was well ("whole") or sequences were lost and the others right ("missed", "cut"). It fails on rows that were never given.
+In a process of its own, which nothing may end; does one in EVERY damages. Prints a JSON object with how often which
+error came, and how often all was well ("whole") or sequences were lost and the others right ("missed", "cut"). It fails
+on rows that were never given.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from unittest.mock import patch
 
@@ -100,7 +101,7 @@ def swapped(data: bytes) -> Iterator[Damage]:
     for at, n_bytes in records(data):
         by_size.setdefault(n_bytes, []).append(at)
     for n_bytes, places in by_size.items():
-        for one, two in zip(places, places[1:], strict=False):
+        for one, two in pairwise(places):
             yield writing(lambda data, one=one, two=two, n=n_bytes: exchanged(data, one, two, n))
 
 
