@@ -1,8 +1,9 @@
 """Opens a store whose files are damaged in every way: `python -m tests.kvstore.faults.damaged FOLDER MODE EVERY`.
 
 In a process of its own, which nothing may end; does one in EVERY damages. Prints a JSON object with how often which
-error came, and how often all was well ("whole") or sequences were lost and the others right ("missed", "cut"). It fails
-on rows that were never given.
+error came, and how often all was well ("whole") or sequences were lost and the others right ("missed", "cut"), or a
+record is left that LMDB shows but does not find, so that it cannot be deleted ("unreachable": its key now lies below
+the separator of its page). It fails on rows that were never given.
 """
 
 from __future__ import annotations
@@ -130,12 +131,13 @@ def outcome(path: Path) -> str:
             except KVStoreError:
                 result = "cut"
         store.check(repair=True)
-        assert store.check() == [], "repair has left something"
+        left = store.check()
+        assert {finding.kind for finding in left} <= {"orphan"}, f"repair has left {left}"
         for name in store:
             tokens = tokens_of(store[name])
             assert tokens == ALL[name][: len(tokens)], f"{name!r} has rows that it never had"
         store._check()
-    return result
+    return "unreachable" if left else result
 
 
 def main(folder: Path, mode: str, every: int) -> None:
