@@ -1,0 +1,21 @@
+"""Memory runs out half-way through a fork, or while a sequence comes back from disk: nothing of it stays."""
+
+import pytest
+
+from tests.kvstore.faults.test_failing_memory import check_memory
+
+HALF_WAY = [
+    ("fork", "tables"),
+    ("fork", "forks of indexes"),
+    ("bring back", "records"),
+    ("bring back", "indexes"),
+    ("append to what is on disk", "records"),
+    ("append to what is on disk", "indexes"),
+    ("load", "records"),
+    ("load", "indexes"),
+]
+
+
+@pytest.mark.parametrize(("what", "place"), HALF_WAY)
+def test_memory_that_runs_out_half_way_leaves_nothing_behind(tmp_path, what, place):
+    assert check_memory(tmp_path / "s", what, place) > 0
