@@ -78,6 +78,15 @@ def test_attention_over_all_rows_is_the_same_before_and_after_the_disk(tmp_path)
         assert all(map(same_bits, before, after))
 
 
+def test_a_sequence_that_waits_on_disk_says_how_many_rows_it_has_without_coming_back(tmp_path):
+    with KVStore.open(tmp_path / "s", SCHEMA, small()) as store:
+        perform(store, ("step", "a", 0, 70))
+        seq = store["a"]
+        store.unload("a")
+        assert (len(seq), seq.n_rows(0), seq.n_rows(1)) == (70, 70, 70)
+        assert list(store._sequences) == []
+
+
 def test_a_restore_that_fails_poisons_neither_memory_nor_other_sequences(tmp_path):
     with KVStore.open(tmp_path / "s", SCHEMA, small()) as store:
         for i, name in enumerate("abc"):
