@@ -2,7 +2,9 @@
 
 import pytest
 
-from tests.kvstore.faults.test_failing_memory import check_memory
+from kvstore import UnsupportedFormatError, persistence
+from tests.kvstore.faults.test_failing_memory import check_memory, prepared
+from tests.kvstore.faults.workload import found
 
 HALF_WAY = [
     ("fork", "tables"),
@@ -19,3 +21,14 @@ HALF_WAY = [
 @pytest.mark.parametrize(("what", "place"), HALF_WAY)
 def test_memory_that_runs_out_half_way_leaves_nothing_behind(tmp_path, what, place):
     assert check_memory(tmp_path / "s", what, place) > 0
+
+
+def test_an_index_of_a_newer_version_is_built_again_and_nothing_stays_behind(tmp_path, monkeypatch):
+    def newer(*_):
+        raise UnsupportedFormatError("made up")
+
+    store, model, _ = prepared(tmp_path / "s")
+    monkeypatch.setattr(persistence, "decode_index", newer)
+    assert found(store) == model
+    store._check()
+    store.close()
