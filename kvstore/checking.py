@@ -11,6 +11,7 @@ from kvstore.index_builder import IndexBuilder
 from kvstore.index_state import decode_index
 from kvstore.row_records import RowRecords
 from kvstore.storage.catalog import CatalogEntry, ExtentRef
+from kvstore.storage.key import Kind, RecordKey
 from kvstore.table import Table
 
 
@@ -19,7 +20,8 @@ class Finding:
     """Something that is not as it should be.
 
     Attributes:
-        kind: "rows" (lost or damaged), "index" (the same), or "orphan" (a record that no sequence names).
+        kind: "rows" (lost or damaged), "index" (the same), "tokens" (damaged), or "orphan" (a record that no sequence
+            names).
         sequence: name of the sequence, "" for an orphan.
         text: what is wrong, and where.
         remedy: what repair does about it.
@@ -42,7 +44,8 @@ class Checker:
     def check(self, repair: bool) -> list[Finding]:
         """Return what is wrong; with `repair` sequences are cut to their sound rows, the rest is deleted.
 
-        A sequence that loses rows keeps those before them. Lost indexes are built again when it is next used.
+        A sequence that loses rows keeps those before them. Lost indexes are built again when it is next used; damaged
+        tokens are forgotten.
         """
         found = []
         for entry in list(self._archive.entries.values()):
@@ -51,7 +54,11 @@ class Checker:
             for layer, problem in self._check_indexes(entry):
                 bad_layers.append(layer)
                 problems.append(problem)
+            lost_tokens = list(self._check_tokens(entry))
+            problems += lost_tokens
             found += problems
+            if repair and lost_tokens:
+                self._archive.tier.delete_many([_tokens_key(entry)])
             if repair and problems:
                 self._archive.cut(entry, n_rows, bad_layers)
         orphans = self._archive.orphans()
@@ -95,6 +102,12 @@ class Checker:
                 first += ref.n_tokens
         return n_rows, found
 
+    def _check_tokens(self, entry: CatalogEntry) -> Iterator[Finding]:
+        try:
+            self._archive.load_tokens(entry)
+        except (CorruptStoreError, UnsupportedFormatError) as error:
+            yield Finding("tokens", entry.name, str(error), "forgotten; match_prefix will not find the sequence")
+
     def _check_indexes(self, entry: CatalogEntry) -> Iterator[tuple[int, Finding]]:
         for layer, ref in enumerate(entry.indexes):
             if ref is None or ref.kind != self._builder.config.index.kind:
@@ -103,3 +116,7 @@ class Checker:
                 decode_index(self._archive.load_index(ref, layer), self._builder, layer, ref.first_row)
             except (CorruptStoreError, UnsupportedFormatError) as error:
                 yield layer, Finding("index", entry.name, str(error), "built again when the sequence is next used")
+
+
+def _tokens_key(entry: CatalogEntry) -> RecordKey:
+    return RecordKey(Kind.TOKENS, entry.sequence, entry.generation)

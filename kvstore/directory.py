@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import os
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from kvstore.archive import Archive
 from kvstore.config import StoreConfig, config_from_dict
-from kvstore.errors import CorruptStoreError, StorageError
+from kvstore.errors import CorruptStoreError, KVStoreError, StorageError
 from kvstore.index.rope import RopeSpec
 from kvstore.last_used import LAST_USED_NAME
 from kvstore.logs import log, log_event
@@ -19,7 +20,7 @@ from kvstore.row_records import RowRecords
 from kvstore.schema import Schema
 from kvstore.stats_file import STATS_NAME
 from kvstore.storage.encodings import encoding_of
-from kvstore.storage.files import disk_error, read_capped, remove_parts, write_atomic
+from kvstore.storage.files import check_regular, disk_error, read_capped, remove_parts, write_atomic
 from kvstore.storage.lmdb_tier import LmdbTier
 from kvstore.storage.lock import DirectoryLock, holder_of
 from kvstore.storage.manifest import Manifest, current_boot_id, plain_fields, read_manifest, write_manifest
@@ -81,30 +82,48 @@ class Directory:
         """Write what waits and say that all is well; the lock is given up also where that raises."""
         try:
             self.tier.close()
-            if not self.readonly:
+            if self._lock.held:  # not in a forked child: the parent has not closed it
                 write_manifest(self.path, self._manifest.closed())
         finally:
             self._give_up()
         log_event(log, logging.DEBUG, "store.closed", "%(path)s is closed", path=self.path)
 
     def _open(self, schema: Schema | None) -> None:
-        manifest = read_manifest(self.path, readonly=self.readonly)
+        former = manifest = read_manifest(self.path, readonly=self.readonly)
         if manifest is None:
             manifest = self._new_manifest(schema)
-        elif schema is not None:
-            manifest.check_schema(plain_fields(schema), self.path)
+        else:
+            self._check_stored(manifest, schema)
         self.schema = schema if schema is not None else _schema_of(manifest.schema, self.path)
         self.was_closed = manifest.clean
         if not self.readonly:
             manifest = self._begin(manifest)
         self._manifest = manifest
+        try:
+            self._open_spill()
+        except BaseException:
+            if former is not None and not self.readonly:
+                with suppress(KVStoreError):  # else its rows would be discarded after the next start of the system
+                    write_manifest(self.path, former)
+            raise
+
+    def _open_spill(self) -> None:
         config = self.config
         settings = None if self.readonly else SpillSettings(config.spill_bytes, config.durability)
         live = self.readonly and holder_of(self.path) is not None
-        store_id = bytes.fromhex(manifest.store_id)
+        store_id = bytes.fromhex(self._manifest.store_id)
         self._tier = LmdbTier(self.path, settings, store_id=store_id, readonly=self.readonly, live=live)
         self.rows = RowRecords(self.schema, encoding_of(config.encoding))
         self.archive = Archive(self._tier, self.rows)
+
+    def _check_stored(self, manifest: Manifest, schema: Schema | None) -> None:
+        """Raise where what lies in the directory is not what its manifest, or the schema given, says."""
+        if schema is not None:
+            manifest.check_schema(plain_fields(schema), self.path)
+        if os.path.lexists(self.codebooks_path):
+            check_regular(self.codebooks_path)
+        if manifest.clean and find_data(self.path) is None:
+            raise CorruptStoreError(f"the spill of {self.path} is gone; put it back, or remove the manifest as well")
 
     def _new_manifest(self, schema: Schema | None) -> Manifest:
         if self.readonly or schema is None:
@@ -125,7 +144,7 @@ class Directory:
                 data.unlink()
         manifest = Manifest(**{**manifest.__dict__, "durability": self.config.durability}).opened(boot_id)
         write_manifest(self.path, manifest)
-        for name in (STATS_NAME, LAST_USED_NAME):
+        for name in (CONFIG_NAME, CODEBOOKS_NAME, STATS_NAME, LAST_USED_NAME):
             remove_parts(self.path, name)
         write_atomic(self.path / CONFIG_NAME, _config_bytes(self.config))
         return manifest

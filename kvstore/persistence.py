@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvstore.checking import Checker, Finding
 from kvstore.directory import Directory
-from kvstore.errors import CorruptStoreError, ReadOnlyStoreError
+from kvstore.errors import CorruptStoreError, KVStoreError, ReadOnlyStoreError
 from kvstore.last_used import LastUsed
 from kvstore.logs import log, log_event
 from kvstore.moves import Moves
@@ -42,6 +43,8 @@ class Persistence:
         self._indexes = StoredIndexes(directory.archive, store.indexing)
         self._codebook_versions: dict[int, int] = {}
         self.last_used = LastUsed(directory.path)
+        self._dropped: set[tuple[bytes, int]] = set()  # which the disk may not have heard of yet
+        self._torn = False  # work has failed since the catalog was read
         reader = SpillReader(directory.tier, directory.rows)
         self._spill_pool = store._spill_pool = SpillPool(store.schema, store.config, reader, store.workspace)
         self._moves = Moves(store, directory.rows)
@@ -124,9 +127,12 @@ class Persistence:
 
     def drop(self, name: str, seq: Sequence | None) -> None:
         """Forget a sequence on disk, and what its handle knew to be there."""
-        self.residency.forget(name)
+        entry = self._archive.entries.get(name)
         held = seq._saved.extents if seq is not None and not seq._unloaded else ()
         self._guarded(lambda: self._archive.drop(name, held))
+        self.residency.forget(name)
+        if entry is not None:
+            self._dropped.add((entry.sequence, entry.generation))
 
     def hold(self, seq: Sequence) -> None:
         """Keep on disk what a fork shares with the sequence it came from."""
@@ -146,6 +152,7 @@ class Persistence:
         checker = Checker(self._archive, self._directory.rows, self._store.indexing)
         found = checker.check(repair)
         if repair and found:
+            self._shorten_handles()
             for seq in self._store._sequences.values():
                 seq.truncate(min(len(seq), checker.sound_rows(seq._tables, seq._saved.extents)))
                 self._archive.let_go(self._forget_save(seq))
@@ -199,6 +206,7 @@ class Persistence:
         seq._positions.n_rows = entry.n_rows
         seq._saved.tokens = seq._tokens.version
         seq._saved.marks = [self._indexes.load(seq, layer, ref) for layer, ref in enumerate(entry.indexes)]
+        seq._indexes.truncate(entry.n_rows)  # one that was stored before the sequence was cut covers its window
         seq._indexes.advance(seq._tables, seq._positions, seq._first_row)  # the rows that came after, or all
 
     def _unload(self, seq: Sequence) -> None:
@@ -207,6 +215,7 @@ class Persistence:
             self._write([seq], final=True)
         seq._unload()
         self._archive.let_go(seq._saved.extents)
+        self._store._prefixes.remove(seq.name)  # its tokens may have changed since they were looked at
         self.last_used.note(seq.name, seq._used_s)
         del self._store._sequences[seq.name]
         _tell(seq, "sequence.unloaded", "%(sequence)r is taken out of memory, %(rows)d rows")
@@ -241,6 +250,9 @@ class Persistence:
         try:
             self.flush(sequences, final=True)
         finally:
+            with suppress(KVStoreError):
+                if self._torn and not self.readonly:
+                    self._recover()
             self._spill_pool.close()
             self._directory.close()
 
@@ -251,6 +263,7 @@ class Persistence:
                     self._save(seq, final=final)
             self._save_codebooks()
             self._directory.tier.flush()
+            self._dropped.clear()
 
         self._guarded(work)
 
@@ -289,13 +302,32 @@ class Persistence:
         return {layer: entry.version for layer, entry in found.items() if entry is not None}
 
     def _guarded(self, work: Any) -> None:
-        """Do work; after a failed write learn again what is on disk, so that the next save writes what is not."""
+        """Do work; after one that failed learn again what is on disk, so that what is not is written."""
         try:
+            if self._torn:
+                self._recover()
             work()
-        except BaseException:
-            self._archive.read_catalog()
+        except BaseException:  # also memory that ran out in the writer's thread
+            self._torn = True
             self._forget_saves()
             raise
+
+    def _recover(self) -> None:
+        """Read the catalog, drop again what came back with it, and delete what saves that failed have left."""
+        self._archive.read_catalog()
+        for name, entry in list(self._archive.entries.items()):
+            if (entry.sequence, entry.generation) in self._dropped:
+                self._archive.drop(name)
+        self._archive.tier.delete_many(self._archive.orphans())
+        self._torn = False
+
+    def _shorten_handles(self) -> None:
+        """Tell handles of sequences that are not in memory that a repair may have cut them."""
+        for name, entry in self._archive.entries.items():
+            handle = self.residency.handle(name)
+            if handle is not None and handle._unloaded:
+                handle._n_rows = entry.n_rows
+                handle._tokens.truncate(entry.n_rows)
 
     def _forget_saves(self) -> None:
         """Take nothing for saved but extents that blocks of the heap have been given up for; deletes nothing."""

@@ -30,6 +30,7 @@ class Reads:
     _tables: list[Table]
     _positions: Runs
     _n_rows: int
+    _unloaded: bool
 
     if TYPE_CHECKING:
 
@@ -42,7 +43,7 @@ class Reads:
     def n_rows(self, layer: int) -> int:
         """Rows of one layer, those of the open step included."""
         check_layer(self._schema, layer)
-        return self._tables[layer].n_rows
+        return self._n_rows if self._unloaded else self._tables[layer].n_rows
 
     def attend(
         self, layer: int, q: torch.Tensor, *, budget: Budget | str = "sequence", scale: float | None = None

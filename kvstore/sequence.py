@@ -77,6 +77,7 @@ class Sequence(Reads, Steps):
     @budget.setter
     def budget(self, budget: Budget) -> None:
         check_budget(budget)
+        self._check_usable()
         self._budget = budget
 
     @property
@@ -153,18 +154,19 @@ class Sequence(Reads, Steps):
         if self.step_open:
             raise StepError("a step is open; commit it or abort it before fork()")
         twin = self._store.create(name, keep=keep)
-        twin._tables = [table.fork() for table in self._tables]
-        twin._indexes = self._indexes.fork()
-        twin._positions, twin._saved = self._positions.clone(), self._saved.fork()
-        twin._tokens, twin._owner = self._tokens.clone(), self._owner
-        twin._n_rows, twin._first_row, twin._budget = self._n_rows, self._first_row, self._budget
-        self._store._forked(twin)
-        if n_rows is not None:
-            try:
+        try:
+            for layer, table in enumerate(self._tables):
+                twin._tables[layer] = table.fork()
+            twin._indexes = self._indexes.fork()
+            twin._positions, twin._saved = self._positions.clone(), self._saved.fork()
+            self._store._forked(twin)
+            twin._tokens, twin._owner = self._tokens.clone(), self._owner
+            twin._n_rows, twin._first_row, twin._budget = self._n_rows, self._first_row, self._budget
+            if n_rows is not None:
                 twin.truncate(n_rows)
-            except BaseException:
-                self._store.drop(name)
-                raise
+        except BaseException:
+            self._store.drop(name)
+            raise
         return twin
 
     def reindex(self, layer: int | None = None, *, background: bool = False) -> None:

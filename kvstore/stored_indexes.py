@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from kvstore.archive import Archive
-from kvstore.errors import CorruptStoreError
+from kvstore.errors import CorruptStoreError, UnsupportedFormatError
 from kvstore.index_builder import IndexBuilder
 from kvstore.index_state import VERSION, decode_index, encode_index
 from kvstore.logs import log, log_event
@@ -38,7 +38,7 @@ class StoredIndexes:
             built = decode_index(self._archive.load_index(ref, layer), self._builder, layer, ref.first_row)
             seq._indexes[layer].restore(built)
             return 0, built.index.n_rows
-        except CorruptStoreError as error:  # rows are there, so an index can be made again
+        except (CorruptStoreError, UnsupportedFormatError) as error:  # rows are there, so an index can be made again
             what = {"sequence": seq.name, "layer": layer, "reason": str(error)}
             text = "the index of layer %(layer)d of %(sequence)r is built again: %(reason)s"
             log_event(log, logging.WARNING, "index.rebuilt", text, **what)

@@ -9,7 +9,6 @@ import json
 import math
 import os
 import struct
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,17 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.errors import SchemaMismatchError
+from kvstore.storage.files import disk_error, write_atomic
 
 Arrays = dict[str, npt.NDArray[np.float32]]
 MAX_HEADER_BYTES = 16 << 20
 
 
 def write_tensors(path: str | os.PathLike[str], arrays: Arrays, metadata: dict[str, str]) -> None:
-    """Write float32 arrays and text under their names; the file appears whole or not at all."""
+    """Write float32 arrays and text under their names; the file appears whole or not at all.
+
+    Raises `StorageError` or `ReadOnlyStoreError`.
+    """
     header: dict[str, Any] = {"__metadata__": metadata}
     at = 0
     for name, array in arrays.items():
@@ -31,24 +34,20 @@ def write_tensors(path: str | os.PathLike[str], arrays: Arrays, metadata: dict[s
         at += array.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # numbers begin aligned
-    target = Path(path)
-    handle, part = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(struct.pack("<Q", len(text)) + text)
-            for array in arrays.values():
-                file.write(np.ascontiguousarray(array, "<f4").tobytes())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, target)
-    except BaseException:
-        Path(part).unlink(missing_ok=True)
-        raise
+    write_atomic(Path(path), b"".join([struct.pack("<Q", len(text)), text, *map(_bytes, arrays.values())]))
 
 
 def read_tensors(path: str | os.PathLike[str]) -> tuple[Arrays, dict[str, str]]:
-    """Return the arrays and the text of a file; raises `SchemaMismatchError` when it is torn or not of this format."""
-    data = Path(path).read_bytes()
+    """Return the arrays and the text of a file; raises `SchemaMismatchError` when it is torn or not of this format.
+
+    A file that is not there raises `FileNotFoundError`, one that cannot be read `StorageError`.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise disk_error(f"{path} cannot be read", error) from error
     try:
         (n,) = struct.unpack_from("<Q", data)
         if n > min(MAX_HEADER_BYTES, len(data) - 8):
@@ -63,6 +62,10 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[Arrays, dict[str, str]]:
     except (struct.error, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise SchemaMismatchError(f"{path} is damaged or not a file of tensors: {error}") from error
     return arrays, metadata
+
+
+def _bytes(array: npt.NDArray[np.float32]) -> bytes:
+    return np.ascontiguousarray(array, "<f4").tobytes()
 
 
 def _array(entry: dict[str, Any], data: bytes, base: int) -> npt.NDArray[np.float32]:

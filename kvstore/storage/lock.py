@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from kvstore.errors import StoreLockedError
+from kvstore.errors import KVStoreError, StoreLockedError
 from kvstore.storage.files import check_regular, disk_error
 
 LOCK_NAME = "writer.lock"
@@ -72,8 +72,10 @@ class DirectoryLock:
             if not _is_at(handle, self.path):
                 raise StoreLockedError(f"{self.path} was replaced while it was locked; try again")
             _write_holder(handle)
-        except BaseException:
+        except BaseException as error:
             os.close(handle)
+            if isinstance(error, OSError) and not isinstance(error, KVStoreError):
+                raise disk_error(f"{self.path} cannot be locked", error) from error
             raise
         self._handle, self._pid = handle, os.getpid()
 
