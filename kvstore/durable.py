@@ -12,6 +12,7 @@ from kvstore.config import StoreConfig
 from kvstore.errors import ConfigError, SequenceNotFoundError, StepError
 from kvstore.eviction import evict
 from kvstore.heap import Heap
+from kvstore.locking import StoreLock, locked
 from kvstore.room import Room
 from kvstore.schema import Schema
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 class Durable:
     """What `KVStore` does with a directory; mixed into it. Without one, in memory, there is little to do."""
 
+    _lock: StoreLock
     schema: Schema
     heap: Heap
     _persistence: Persistence | None
@@ -66,6 +68,7 @@ class Durable:
         store._generation = store._persistence.last_generation + 1
         return store
 
+    @locked
     def flush(self) -> None:
         """Have all committed rows in the directory when this returns; does nothing in memory.
 
@@ -76,12 +79,14 @@ class Durable:
         if self._persistence is not None:
             self._persistence.flush(self._sequences.values())
 
+    @locked
     def checkpoint(self) -> None:
         """`flush`, with every index as it is now, and wait until a loss of power cannot take it back."""
         self._check_open()
         if self._persistence is not None:
             self._persistence.checkpoint(self._sequences.values())
 
+    @locked
     def check(self, *, repair: bool = False) -> list[Finding]:
         """Compare memory and directory with themselves and each other; returns what is wrong, nothing if all is well.
 
@@ -100,6 +105,7 @@ class Durable:
             found += self._persistence.check(repair)
         return found
 
+    @locked
     def unload(self, name: str) -> None:
         """Take a sequence out of memory; it comes back when it is used. Does nothing when it is not in memory.
 
@@ -121,6 +127,7 @@ class Durable:
             raise StepError(f"a step of {name!r} is open; commit it or abort it before unload()")
         self._persistence.residency.unload(seq)
 
+    @locked
     def room(self, using: Iterable[Sequence] = ()) -> Room:
         """Return how many rows there is room for; an estimate, a few per cent on the safe side.
 
@@ -132,6 +139,7 @@ class Durable:
             return self._persistence.room(using)
         return Room.of(self.schema, self.heap.limit_blocks, self.heap.used_blocks, None)
 
+    @locked
     def evict(self, *, max_bytes: int | None = None, idle_s: float | None = None) -> list[str]:
         """Drop sequences for good that were not used for idle_s seconds, and more, those used longest ago first, until
         the records take max_bytes at most (the heap, for a store in memory); returns their names.
@@ -141,6 +149,7 @@ class Durable:
         self._check_writable()
         return evict(cast("KVStore", self), max_bytes, idle_s)
 
+    @locked
     def vacuum(self) -> int:
         """Give the disk the room back that dropped sequences have left; returns bytes."""
         self._check_writable()

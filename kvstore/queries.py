@@ -10,6 +10,7 @@ import torch
 
 from kvstore.config import REDUCTIONS, StoreConfig
 from kvstore.errors import InvalidQueryError
+from kvstore.locking import StoreLock, locked
 from kvstore.paged_rows import open_rows
 from kvstore.schema import Schema
 from kvstore.stats import Counters
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 class Queries:
     """What `KVStore` answers about single rows; mixed into it, since these names are its own."""
 
+    _lock: StoreLock
     schema: Schema
     config: StoreConfig
     counters: Counters
@@ -43,6 +45,7 @@ class Queries:
 
         def _find(self, sequence: Sequence | str | None) -> Sequence: ...
 
+    @locked
     def topk(
         self,
         layer: int,
@@ -77,6 +80,7 @@ class Queries:
         with self._open_table(seq, layer) as table:
             return find_mass(table, seq._indexes[layer], self.config, query, head, mass)
 
+    @locked
     def topk_heads(
         self,
         layer: int,
@@ -95,6 +99,7 @@ class Queries:
         with self._open_table(seq, layer) as table:
             return find_top_k(table, seq._indexes[layer], self.config, query)
 
+    @locked
     def range(
         self,
         layer: int,

@@ -11,6 +11,7 @@ import torch
 from kvstore.budget import Budget
 from kvstore.errors import InvalidQueryError
 from kvstore.index.runs import Runs
+from kvstore.locking import StoreLock, locked
 from kvstore.schema import Schema
 from kvstore.table import Table
 from kvstore.topk import TopK
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 class Reads:
     """What a `Sequence` answers about its rows; mixed into it, and changes nothing."""
 
+    _lock: StoreLock
     _store: KVStore
     _schema: Schema
     _tables: list[Table]
@@ -40,6 +42,7 @@ class Reads:
     def _itself(self) -> Sequence:
         return cast("Sequence", self)
 
+    @locked
     def n_rows(self, layer: int) -> int:
         """Rows of one layer, those of the open step included."""
         check_layer(self._schema, layer)
@@ -60,6 +63,7 @@ class Reads:
         """Like `KVStore.topk`, for this sequence."""
         return self._store.topk(layer, head, q, k, sequence=self._itself, **options)
 
+    @locked
     def fetch(
         self, layer: int, head: int, positions: npt.ArrayLike | torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -69,6 +73,7 @@ class Reads:
         check_head(self._schema, head)
         return self._tables[layer].gather(head, check_row_ids(positions, self._n_rows))
 
+    @locked
     def read(self, layer: int, start: int = 0, stop: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Copy a range of rows, those of the open step included: [n_kv_heads, stop - start, dim] each."""
         self._check_usable()
@@ -79,6 +84,7 @@ class Reads:
             raise InvalidQueryError(f"rows [{start}, {stop}) are not within the {n} rows of layer {layer}")
         return self._tables[layer].read(start, stop)
 
+    @locked
     def positions(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.int64]:
         """Return the RoPE positions of the committed rows [start, stop), int64 [stop - start]."""
         self._check_usable()

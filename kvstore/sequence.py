@@ -13,6 +13,7 @@ import torch
 from kvstore.budget import Budget, check_budget
 from kvstore.errors import ConfigError, InvalidQueryError, SequenceNotFoundError, StepError
 from kvstore.index.runs import Runs
+from kvstore.locking import locked
 from kvstore.reads import Reads
 from kvstore.saved import Saved
 from kvstore.spill_reader import Bytes
@@ -43,6 +44,7 @@ class Sequence(Reads, Steps):
         self.keep = True
         self.generation = generation
         self._store = store
+        self._lock = store._lock
         self._schema = store.schema
         below = store._spill_pool.reader if store._spill_pool is not None else None
         self._tables = [Table(store.schema, store.heap, layer, below) for layer in range(store.schema.n_layers)]
@@ -102,6 +104,7 @@ class Sequence(Reads, Steps):
         """Tokens of the first rows, int64 [n], as far as `note_tokens` has said them; see `KVStore.match_prefix`."""
         return self._tokens.ids
 
+    @locked
     def note_tokens(self, ids: npt.ArrayLike | torch.Tensor) -> None:
         """Say which tokens the next rows are whose tokens are not known: int64 [n], committed rows only.
 
@@ -111,6 +114,7 @@ class Sequence(Reads, Steps):
         self._store._check_writable()
         self._tokens.extend(ids, self._n_rows)
 
+    @locked
     def observe_queries(self, layer: int, q: torch.Tensor) -> None:
         """Say what queries of a prompt are like, q [n_q_heads, n, head_dim], before its step commits.
 
@@ -121,6 +125,7 @@ class Sequence(Reads, Steps):
         check_layer(self._schema, layer)
         self._indexes[layer].observe_queries(query_sample(self._schema, q))
 
+    @locked
     def truncate(self, n_rows: int) -> None:
         """Forget the rows from n_rows on, in all layers; raises `InvalidQueryError` if there are fewer.
 
@@ -142,6 +147,7 @@ class Sequence(Reads, Steps):
         self._tokens.truncate(n_rows)
         self._n_rows = n_rows
 
+    @locked
     def fork(self, name: str, n_rows: int | None = None, *, keep: bool = True) -> Sequence:
         """Return a new sequence with the same committed rows and indexes; blocks are shared until one is written.
 
@@ -169,6 +175,7 @@ class Sequence(Reads, Steps):
             raise
         return twin
 
+    @locked
     def reindex(self, layer: int | None = None, *, background: bool = False) -> None:
         """Train and encode again over all rows between sinks and window, for one layer or all.
 

@@ -12,6 +12,7 @@ import torch
 
 from kvstore.errors import StepError
 from kvstore.index.runs import Runs
+from kvstore.locking import StoreLock, locked
 from kvstore.schema import Schema
 from kvstore.table import Table
 from kvstore.table_indexes import TableIndexes
@@ -26,6 +27,7 @@ class Steps:
     """How rows enter a `Sequence`: in steps, all layers or none; mixed into it."""
 
     name: str
+    _lock: StoreLock
     _store: KVStore
     _schema: Schema
     _tables: list[Table]
@@ -57,6 +59,7 @@ class Steps:
             raise
         self.commit_step()
 
+    @locked
     def begin_step(self) -> None:
         """Open a step; raises `StepError` when one is open, `MaintenanceError` (once) for a reindex that failed."""
         self._check_usable()
@@ -66,6 +69,7 @@ class Steps:
         self._indexes.raise_failure()
         self._next_layer = 0
 
+    @locked
     def append(
         self,
         layer: int,
@@ -94,6 +98,7 @@ class Steps:
         self._tables[layer].append(keys.detach(), values.detach())
         self._next_layer = layer + 1
 
+    @locked
     def commit_step(self) -> None:
         """Make the step's rows visible in all layers at once; with a layer missing, roll back and raise `StepError`."""
         self._check_usable()
@@ -113,6 +118,7 @@ class Steps:
             self._indexes.advance(self._tables, self._positions, self._first_row)
             self._store._committed(cast("Sequence", self))
 
+    @locked
     def abort_step(self) -> None:
         """Take back what the open step has appended; does nothing when none is open."""
         if self._next_layer is None:

@@ -25,6 +25,7 @@ from kvstore.explain import Explanation
 from kvstore.heap import Heap
 from kvstore.index.workspace import Workspace
 from kvstore.index_builder import IndexBuilder
+from kvstore.locking import StoreLock, locked
 from kvstore.maintenance import Maintenance, countdown
 from kvstore.mass import measure
 from kvstore.paged_rows import open_rows
@@ -61,6 +62,7 @@ class KVStore(Queries, Durable):
     """
 
     def __init__(self, schema: Schema, config: StoreConfig | None = None) -> None:
+        self._lock = StoreLock()
         self.schema = schema
         self.config = config or StoreConfig()
         self.heap = Heap(schema, self.config.arena_bytes, self.config.heap_bytes)
@@ -84,6 +86,7 @@ class KVStore(Queries, Durable):
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    @locked
     def __getitem__(self, name: str) -> Sequence:
         self._check_open()
         found = self._sequences.get(name)
@@ -109,6 +112,7 @@ class KVStore(Queries, Durable):
         """Names of the sequences on disk; there are none once the store is closed."""
         return self._persistence.names if self._persistence is not None and not self._closed else []
 
+    @locked
     def create(self, name: str, *, first_row: int = 0, owner: str = "", keep: bool = True) -> Sequence:
         """Make an empty sequence; rows before `first_row` will be padding. Raises `SequenceExistsError`.
 
@@ -127,6 +131,7 @@ class KVStore(Queries, Durable):
             self._persistence.residency.register(seq)
         return seq
 
+    @locked
     def drop(self, name: str) -> None:
         """Forget a sequence and give its blocks back; using it afterwards raises `SequenceNotFoundError`."""
         self._check_writable()
@@ -141,6 +146,7 @@ class KVStore(Queries, Durable):
         if seq is not None:
             seq._drop()
 
+    @locked
     def match_prefix(self, tokens: npt.ArrayLike | torch.Tensor, *, owner: str = "") -> Match | None:
         """Return the sequence of this owner that begins with the most of these tokens, int64 [n]; at least a block.
 
@@ -159,9 +165,14 @@ class KVStore(Queries, Durable):
         return self._prefixes.find(wanted.ids, owner)
 
     def close(self) -> None:
-        """Save what lies in a directory, then give all memory back; a second call does nothing."""
-        if self._closed:
+        """Save what lies in a directory, then give all memory back; a second call, or one in a child, does nothing."""
+        if not self._lock.is_ours:
             return
+        with self._lock:
+            if not self._closed:
+                self._close()
+
+    def _close(self) -> None:
         try:
             if self._persistence is not None:
                 self._persistence.close(self._sequences.values())
@@ -173,6 +184,7 @@ class KVStore(Queries, Durable):
             self.heap.close()
             self._closed = True
 
+    @locked
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait for all work in the background and take its results.
 
@@ -183,6 +195,7 @@ class KVStore(Queries, Durable):
         for seq in self._sequences.values():
             seq._indexes.adopt(seq._tables, seq._positions, len(seq), time_left_s)
 
+    @locked
     def train_codebooks(self, sequence: Sequence | str | None = None, layer: int | None = None) -> None:
         """Train the model's codebooks (of one layer or all) on a sequence's rows between sinks and window.
 
@@ -190,6 +203,7 @@ class KVStore(Queries, Durable):
         """
         self._find(sequence)._train_codebooks(layer)
 
+    @locked
     def attend(
         self,
         layer: int,
@@ -221,6 +235,7 @@ class KVStore(Queries, Durable):
         out = torch.from_numpy(attended.out).view(len(plans), self.schema.n_q_heads, self.schema.value_dim)
         return out.to(q.dtype)
 
+    @locked
     def explain(
         self,
         sequence: Sequence | str | None,
@@ -245,6 +260,7 @@ class KVStore(Queries, Durable):
         table = seq._tables[layer]
         return Explanation(seq.name, layer, self.schema, plan, index, measured, table.n_blocks, table.n_spilled)
 
+    @locked
     def stats(self) -> StoreStats:
         """Return sizes and counters; O(sequences * layers)."""
         self._check_open()
