@@ -75,12 +75,11 @@ class Heap:
 
         Raises `HeapFullError` when the byte limit leaves too little room; nothing is allocated then.
         """
-        self.ensure_room(n_blocks)
-        self._reserve(n_blocks - len(self._free) - self._n_uncut)
+        self.prepare(n_blocks)
         return [self._free.pop() if self._free else self._cut_next() for _ in range(n_blocks)]
 
-    def ensure_room(self, n_blocks: int) -> None:
-        """Raise `HeapFullError` unless n_blocks blocks can be handed out; asks for room first."""
+    def prepare(self, n_blocks: int) -> None:
+        """Have memory for n_blocks blocks, so that `allocate` cannot fail; raises what that would raise."""
         if self.when_full is not None and not self.has_room(n_blocks):
             self.when_full(n_blocks)
         if not self.has_room(n_blocks):
@@ -88,6 +87,7 @@ class Heap:
                 f"the heap needs {n_blocks} more blocks of {self._stride_bytes} bytes, but {self.used_bytes} of its "
                 f"{self._limit_bytes} bytes are used; drop a sequence, bring fewer rows a step, or raise heap_bytes"
             )
+        self._reserve(n_blocks - len(self._free) - self._n_uncut)
 
     @property
     def limit_blocks(self) -> int | None:

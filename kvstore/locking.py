@@ -51,7 +51,7 @@ Result = TypeVar("Result")
 def locked(method: Callable[Concatenate[Self, Given], Result]) -> Callable[Concatenate[Self, Given], Result]:
     """Make a method hold its object's lock; raises `ForkedStoreError` in a forked child."""
 
-    def call(self: Self, *args: Given.args, **kwargs: Given.kwargs) -> Result:
+    def call(self: Self, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
         """Call the method with the lock held."""
         with self._lock:
             return method(self, *args, **kwargs)

@@ -141,7 +141,8 @@ class Sequence(Reads, Steps):
         for table in self._tables:
             table.truncate(n_rows)
         for table, blocks in zip(self._tables, brought, strict=True):
-            table.put_back(blocks)
+            if blocks:
+                table.put_back(blocks)
         self._positions.truncate(n_rows)
         self._saved.truncate(n_rows)
         self._tokens.truncate(n_rows)
@@ -204,7 +205,7 @@ class Sequence(Reads, Steps):
         self.stays = True
         try:
             brought = [table.read_blocks(table.cut_blocks(n_rows)) for table in self._tables]
-            self._store.heap.ensure_room(sum(map(len, brought)) - sum(t.freed_by(n_rows) for t in self._tables))
+            self._store.heap.prepare(sum(map(len, brought)) - sum(t.freed_by(n_rows) for t in self._tables))
         finally:
             self.stays = False
         return brought
