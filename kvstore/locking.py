@@ -21,13 +21,8 @@ class StoreLock:
         self._pid = os.getpid()
         self._lock = threading.RLock()  # calls make other calls
 
-    @property
-    def is_ours(self) -> bool:
-        """Whether this is the process that made the store."""
-        return os.getpid() == self._pid
-
     def __enter__(self) -> None:
-        if not self.is_ours:  # before the lock: a thread that is not here may hold it
+        if os.getpid() != self._pid:  # before the lock: a thread that is not here may hold it
             raise ForkedStoreError(
                 f"the store was opened by process {self._pid}, this is {os.getpid()}; open it here, with readonly=True"
             )

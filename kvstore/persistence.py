@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,13 +17,14 @@ from kvstore.logs import log, log_event
 from kvstore.moves import Moves
 from kvstore.residency import Residency
 from kvstore.room import Room
+from kvstore.saver import Saver, tell
 from kvstore.sequence import Sequence
 from kvstore.spill_pool import SpillPool
 from kvstore.spill_reader import SpillReader
 from kvstore.stats_file import write_stats
-from kvstore.storage.arrays import decode_arrays, encode_arrays
-from kvstore.storage.catalog import CatalogEntry, ExtentRef
-from kvstore.stored_indexes import StoredIndexes, mark
+from kvstore.storage.arrays import decode_arrays
+from kvstore.storage.catalog import CatalogEntry
+from kvstore.stored_indexes import StoredIndexes
 from kvstore.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -41,19 +42,14 @@ class Persistence:
         self._directory = directory
         self._archive = directory.archive
         self._indexes = StoredIndexes(directory.archive, store.indexing)
-        self._codebook_versions: dict[int, int] = {}
         self.last_used = LastUsed(directory.path)
-        self._dropped: set[tuple[bytes, int]] = set()  # which the disk may not have heard of yet
-        self._torn = False  # work has failed since the catalog was read
         reader = SpillReader(directory.tier, directory.rows)
         self._spill_pool = store._spill_pool = SpillPool(store.schema, store.config, reader, store.workspace)
         self._moves = Moves(store, directory.rows)
         self.residency = Residency(store.heap, store._sequences, self._unload, self._spill)
         if not directory.was_closed and not self.readonly:
             self._archive.tier.delete_many(self._archive.orphans())
-        if directory.codebooks_path.exists():
-            store.codebooks.load(directory.codebooks_path)
-            self._codebook_versions = self._versions()
+        self._saver = Saver(store, directory, self._indexes)
 
     @property
     def readonly(self) -> bool:
@@ -76,7 +72,7 @@ class Persistence:
 
     def settled_bytes(self) -> int:
         """Return the bytes of the records on disk once all that waits has been written; waits for it."""
-        self._guarded(self._directory.tier.flush)
+        self._saver.guarded(self._directory.tier.flush)
         return self._directory.tier.n_bytes
 
     def sizes(self) -> dict[str, int]:
@@ -108,12 +104,12 @@ class Persistence:
         """Send a sequence's rows to the disk when enough have come since the last time."""
         rows = self._store.config.flush_rows
         if rows and seq.keep and len(seq) - seq._saved.n_rows >= rows:
-            self._guarded(lambda: self._save(seq, final=False))
+            self._saver.guarded(lambda: self._saver.save(seq, final=False))
 
     def flush(self, sequences: Iterable[Sequence], *, final: bool = False) -> None:
         """Have all committed rows written, with `final` also every index as it is now; raises `StorageError`."""
         if not self.readonly:
-            self._write(sequences, final=final)
+            self._saver.write(sequences, final=final)
             write_stats(self._directory.path, self._store.stats())
             for seq in self._store._sequences.values():
                 self.last_used.note(seq.name, seq._used_s)
@@ -123,16 +119,12 @@ class Persistence:
         """`flush` everything and wait until a loss of power cannot take it back."""
         self.check_writable()
         self.flush(sequences, final=True)
-        self._guarded(self._directory.tier.sync)
+        self._saver.guarded(self._directory.tier.sync)
 
     def drop(self, name: str, seq: Sequence | None) -> None:
         """Forget a sequence on disk, and what its handle knew to be there."""
-        entry = self._archive.entries.get(name)
-        held = seq._saved.extents if seq is not None and not seq._unloaded else ()
-        self._guarded(lambda: self._archive.drop(name, held))
+        self._saver.drop(name, seq._saved.extents if seq is not None and not seq._unloaded else ())
         self.residency.forget(name)
-        if entry is not None:
-            self._dropped.add((entry.sequence, entry.generation))
 
     def hold(self, seq: Sequence) -> None:
         """Keep on disk what a fork shares with the sequence it came from."""
@@ -155,7 +147,7 @@ class Persistence:
             self._shorten_handles()
             for seq in self._store._sequences.values():
                 seq.truncate(min(len(seq), checker.sound_rows(seq._tables, seq._saved.extents)))
-                self._archive.let_go(self._forget_save(seq))
+                self._archive.let_go(self._saver.forget_save(seq))
             log_event(log, logging.WARNING, "store.repaired", "%(findings)d findings mended", findings=len(found))
             self.flush(self._store._sequences.values())
         return found
@@ -177,7 +169,7 @@ class Persistence:
         seq._last_used = self._store._tick()
         self._fill(seq, entry)
         self.residency.register(seq)
-        _tell(seq, "sequence.loaded", "%(sequence)r is read, %(rows)d rows")
+        tell(seq, "sequence.loaded", "%(sequence)r is read, %(rows)d rows")
         return seq
 
     def bring_back(self, seq: Sequence) -> None:
@@ -185,7 +177,7 @@ class Persistence:
         self._fill(seq, self._archive.entries[seq.name])
         seq._unloaded = False
         self._store._sequences[seq.name] = seq
-        _tell(seq, "sequence.loaded", "%(sequence)r is brought back, %(rows)d rows")
+        tell(seq, "sequence.loaded", "%(sequence)r is brought back, %(rows)d rows")
 
     def _fill(self, seq: Sequence, entry: CatalogEntry) -> None:
         """Read a sequence's rows and indexes, or change nothing."""
@@ -212,18 +204,18 @@ class Persistence:
     def _unload(self, seq: Sequence) -> None:
         """Save a sequence and take it out of memory; it stays when it cannot be saved."""
         if not self.readonly:
-            self._write([seq], final=True)
+            self._saver.write([seq], final=True)
         seq._unload()
         self._archive.let_go(seq._saved.extents)
         self._store._prefixes.remove(seq.name)  # its tokens may have changed since they were looked at
         self.last_used.note(seq.name, seq._used_s)
         del self._store._sequences[seq.name]
-        _tell(seq, "sequence.unloaded", "%(sequence)r is taken out of memory, %(rows)d rows")
+        tell(seq, "sequence.unloaded", "%(sequence)r is taken out of memory, %(rows)d rows")
 
     def _spill(self, seq: Sequence, n_blocks: int) -> int:
         """Give up blocks of a sequence that are on the disk, after saving it if need be; returns how many."""
         if seq.keep and not self.readonly:
-            self._write([seq], final=False)
+            self._saver.write([seq], final=False)
         seq._indexes.cancel()  # work in the background may read what moves
         return self._moves.spill(seq, n_blocks)
 
@@ -251,75 +243,10 @@ class Persistence:
             self.flush(sequences, final=True)
         finally:
             with suppress(KVStoreError):
-                if self._torn and not self.readonly:
-                    self._recover()
+                if not self.readonly:
+                    self._saver.settle()
             self._spill_pool.close()
             self._directory.close()
-
-    def _write(self, sequences: Iterable[Sequence], *, final: bool) -> None:
-        def work() -> None:
-            for seq in sequences:
-                if seq.keep:
-                    self._save(seq, final=final)
-            self._save_codebooks()
-            self._directory.tier.flush()
-            self._dropped.clear()
-
-        self._guarded(work)
-
-    def _save(self, seq: Sequence, *, final: bool) -> None:
-        self.check_writable()
-        saved = seq._saved
-        if not saved.indexes:
-            saved.indexes, saved.marks = [None] * len(seq._tables), [(0, 0)] * len(seq._tables)
-        changed = list(self._indexes.changed(seq, final))
-        budget, stored = self._plain_budget(seq), self._archive.entries.get(seq.name)
-        same_rows = saved.n_rows == saved.valid_rows == len(seq) and saved.tokens == seq._tokens.version
-        if same_rows and not changed and stored is not None and stored.budget == budget:
-            return
-        runs = tuple(zip(seq._positions.offsets.tolist(), seq._positions.positions.tolist(), strict=True))
-        entry = CatalogEntry(seq.name, saved.sequence, seq.generation, len(seq), seq.first_row, budget, runs, (), ())
-        tokens = None if saved.tokens == seq._tokens.version else _encode_tokens(seq)
-        self._archive.save(entry, saved, seq._tables, changed, tokens)
-        saved.tokens = seq._tokens.version
-        for layer, _, _ in changed:
-            saved.marks[layer] = mark(seq, layer)
-        text = "%(sequence)r is on its way to the disk, %(rows)d rows and %(indexes)d indexes"
-        _tell(seq, "sequence.saved", text, indexes=len(changed))
-
-    def _plain_budget(self, seq: Sequence) -> Any:
-        """The budget as the catalog can keep it: a rule cannot be stored, the configured budget stands for it."""
-        default = self._store.config.budget
-        return seq.budget if not callable(seq.budget) else (None if callable(default) else default)
-
-    def _save_codebooks(self) -> None:
-        if self._versions() != self._codebook_versions:
-            self._store.codebooks.save(self._directory.codebooks_path)
-            self._codebook_versions = self._versions()
-
-    def _versions(self) -> dict[int, int]:
-        found = {layer: self._store.codebooks.get(layer) for layer in self._store.codebooks}
-        return {layer: entry.version for layer, entry in found.items() if entry is not None}
-
-    def _guarded(self, work: Any) -> None:
-        """Do work; after one that failed learn again what is on disk, so that what is not is written."""
-        try:
-            if self._torn:
-                self._recover()
-            work()
-        except BaseException:  # also memory that ran out in the writer's thread
-            self._torn = True
-            self._forget_saves()
-            raise
-
-    def _recover(self) -> None:
-        """Read the catalog, drop again what came back with it, and delete what saves that failed have left."""
-        self._archive.read_catalog()
-        for name, entry in list(self._archive.entries.items()):
-            if (entry.sequence, entry.generation) in self._dropped:
-                self._archive.drop(name)
-        self._archive.tier.delete_many(self._archive.orphans())
-        self._torn = False
 
     def _shorten_handles(self) -> None:
         """Tell handles of sequences that are not in memory that a repair may have cut them."""
@@ -328,25 +255,3 @@ class Persistence:
             if handle is not None and handle._unloaded:
                 handle._n_rows = entry.n_rows
                 handle._tokens.truncate(entry.n_rows)
-
-    def _forget_saves(self) -> None:
-        """Take nothing for saved but extents that blocks of the heap have been given up for; deletes nothing."""
-        for seq in self._store._sequences.values():
-            self._forget_save(seq)
-        self._archive.hold_only(ref for seq in self._store._sequences.values() for ref in seq._saved.extents)
-
-    def _forget_save(self, seq: Sequence) -> tuple[ExtentRef, ...]:
-        """The same for one sequence; returns the extents that it knows no more."""
-        table, known, per_extent = seq._tables[0], seq._saved.extents, self._directory.rows.blocks_per_extent
-        last = max((n for n in range(table.n_blocks) if table.extent(n) is not None), default=-1)
-        n_extents = -(-(last + 1) // per_extent)
-        seq._saved.forget(n_extents, n_extents * per_extent * self._store.schema.block_tokens)
-        return known[n_extents:]
-
-
-def _tell(seq: Sequence, event: str, text: str, **fields: Any) -> None:
-    log_event(log, logging.DEBUG, event, text, sequence=seq.name, rows=len(seq), **fields)
-
-
-def _encode_tokens(seq: Sequence) -> bytes:
-    return encode_arrays({"tokens": seq.tokens}, {"owner": seq.owner})

@@ -165,9 +165,7 @@ class KVStore(Queries, Durable):
         return self._prefixes.find(wanted.ids, owner)
 
     def close(self) -> None:
-        """Save what lies in a directory, then give all memory back; a second call, or one in a child, does nothing."""
-        if not self._lock.is_ours:
-            return
+        """Save what lies in a directory, then give all memory back; a second call does nothing."""
         with self._lock:
             if not self._closed:
                 self._close()

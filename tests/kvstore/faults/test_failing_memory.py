@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvstore import KVStore, KVStoreError, persistence
+from kvstore import KVStore, KVStoreError, stored_indexes
 from kvstore.errors import HeapFullError
 from kvstore.heap import Heap
 from kvstore.storage.lmdb_file import LmdbFile
@@ -29,7 +29,7 @@ PLACES = {
     "blocks": (Heap, "allocate", HeapFullError),
     "tensors": (torch, "empty", MemoryError),
     "records": (LmdbFile, "read", MemoryError),
-    "indexes": (persistence, "decode_index", MemoryError),
+    "indexes": (stored_indexes, "decode_index", MemoryError),
     "tables": (Table, "fork", MemoryError),
     "forks of indexes": (TableIndexes, "fork", MemoryError),
 }

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore import UnsupportedFormatError, persistence
+from kvstore import UnsupportedFormatError, stored_indexes
 from tests.kvstore.faults.test_failing_memory import check_memory, prepared
 from tests.kvstore.faults.workload import found
 
@@ -28,7 +28,7 @@ def test_an_index_of_a_newer_version_is_built_again_and_nothing_stays_behind(tmp
         raise UnsupportedFormatError("made up")
 
     store, model, _ = prepared(tmp_path / "s")
-    monkeypatch.setattr(persistence, "decode_index", newer)
+    monkeypatch.setattr(stored_indexes, "decode_index", newer)
     assert found(store) == model
     store._check()
     store.close()
