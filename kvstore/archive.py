@@ -35,11 +35,14 @@ class Archive:
     Attributes:
         tier: where the records are.
         entries: the catalog, by name.
+        damaged: keys of entries that cannot be read, and why; only where `salvage` lets them pass.
     """
 
-    def __init__(self, tier: Tier, rows: RowRecords) -> None:
+    def __init__(self, tier: Tier, rows: RowRecords, *, salvage: bool = False) -> None:
         self.tier = tier
         self._rows = rows
+        self._salvage = salvage
+        self.damaged: dict[RecordKey, str] = {}
         self._generation = 0
         self.entries: dict[str, CatalogEntry] = {}
         self._holders: Counter[Ref] = Counter()
@@ -50,8 +53,16 @@ class Archive:
         """Learn which sequences the tier holds; raises `CorruptStoreError` for a catalog that is damaged."""
         self.entries.clear()
         self._holders.clear()
+        self.damaged.clear()
         for key in self.tier.iterate(key_prefix(Kind.CATALOG)):
-            self._add_entry(decode_entry(_payload(self.tier, key)))
+            try:
+                self._add_entry(decode_entry(_payload(self.tier, key)))
+            except CorruptStoreError as error:
+                if not self._salvage:
+                    raise CorruptStoreError(
+                        f"an entry of the catalog is damaged ({error}); check with repair gives it up"
+                    ) from error
+                self.damaged[key] = str(error)
         known = [ref[2] for ref in self._holders] + [entry.generation for entry in self.entries.values()]
         self._generation = max([self._generation, *known])
 
@@ -156,8 +167,15 @@ class Archive:
             yield from self._keys(_extents(entry))
             yield from _index_keys(_indexes(entry), entry)
 
+    def give_up_damaged(self) -> None:
+        """Delete the entries that cannot be read; their rows belong to nobody then."""
+        self.tier.delete_many(self.damaged)
+        self.damaged.clear()
+
     def orphans(self) -> list[RecordKey]:
         """Return the keys of records that belong to no sequence: what a save that did not finish has left."""
+        if self.damaged:
+            return []  # whose they are cannot be known
         named = {*self.named_keys(), *self._keys(self._held)}
         return [key for key in self.tier.iterate() if key not in named]
 

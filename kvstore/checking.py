@@ -20,8 +20,8 @@ class Finding:
     """Something that is not as it should be.
 
     Attributes:
-        kind: "rows" (lost or damaged), "index" (the same), "tokens" (damaged), or "orphan" (a record that no sequence
-            names).
+        kind: "catalog" (an entry), "rows" (lost or damaged), "index" (the same), "tokens" (damaged), or "orphan" (a
+            record that no sequence names).
         sequence: name of the sequence, "" for an orphan.
         text: what is wrong, and where.
         remedy: what repair does about it.
@@ -47,7 +47,12 @@ class Checker:
         A sequence that loses rows keeps those before them. Lost indexes are built again when it is next used; damaged
         tokens are forgotten.
         """
-        found = []
+        found = [
+            Finding("catalog", "", f"an entry cannot be read: {why}", "deleted with the rows of its sequence")
+            for why in self._archive.damaged.values()
+        ]
+        if repair and found:
+            self._archive.give_up_damaged()
         for entry in list(self._archive.entries.values()):
             n_rows, problems = self._check_rows(entry)
             bad_layers = []

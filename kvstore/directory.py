@@ -44,15 +44,22 @@ class Directory:
     """
 
     def __init__(
-        self, path: Path | str, schema: Schema | None, config: StoreConfig | None, *, readonly: bool = False
+        self,
+        path: Path | str,
+        schema: Schema | None,
+        config: StoreConfig | None,
+        *,
+        readonly: bool = False,
+        salvage: bool = False,
     ) -> None:
-        """Open or make a directory.
+        """Open or make a directory; with `salvage` also one whose catalog is damaged, as far as it can be read.
 
         Raises `StorageError` where there is none to read, or no schema to make one; `StoreLockedError`;
         `SchemaMismatchError`, `CorruptStoreError` or `UnsupportedFormatError` for what is there.
         """
         self.path = Path(path)
         self.readonly = readonly
+        self._salvage = salvage
         self._lock = DirectoryLock(self.path)
         self._tier: LmdbTier | None = None
         if not readonly:
@@ -114,7 +121,7 @@ class Directory:
         store_id = bytes.fromhex(self._manifest.store_id)
         self._tier = LmdbTier(self.path, settings, store_id=store_id, readonly=self.readonly, live=live)
         self.rows = RowRecords(self.schema, encoding_of(config.encoding))
-        self.archive = Archive(self._tier, self.rows)
+        self.archive = Archive(self._tier, self.rows, salvage=self._salvage)
 
     def _check_stored(self, manifest: Manifest, schema: Schema | None) -> None:
         """Raise where what lies in the directory is not what its manifest, or the schema given, says."""

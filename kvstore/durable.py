@@ -48,17 +48,19 @@ class Durable:
         config: StoreConfig | None = None,
         *,
         readonly: bool = False,
+        salvage: bool = False,
     ) -> Self:
         """Open the store in a directory, or make one; sequences are read when they are first asked for.
 
         Schema and settings may be left out where there is a store already: it is opened as it was last. One process
-        writes; others may open it `readonly`.
+        writes; others may open it `readonly`. `salvage` opens it also where entries of the catalog are damaged: their
+        sequences are missing, and `check(repair=True)` deletes what is left of them.
         Raises `StoreLockedError`, `SchemaMismatchError`, `StorageError`, `CorruptStoreError`, `UnsupportedFormatError`.
         """
         from kvstore.directory import Directory
         from kvstore.persistence import Persistence
 
-        directory = Directory(Path(path), schema, config, readonly=readonly)
+        directory = Directory(Path(path), schema, config, readonly=readonly, salvage=salvage)
         try:
             store = cls(directory.schema, directory.config)
             store._persistence = Persistence(cast("KVStore", store), directory)

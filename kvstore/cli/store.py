@@ -45,7 +45,7 @@ def check(
         from kvstore import KVStore
 
         _must_exist(path)
-        with KVStore.open(path, readonly=not repair) as store:
+        with KVStore.open(path, readonly=not repair, salvage=True) as store:
             found = store.check(repair=repair)
         if as_json:
             _print_json([_plain(finding) for finding in found])

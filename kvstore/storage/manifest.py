@@ -9,10 +9,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from kvstore.errors import ConfigError, CorruptStoreError, SchemaMismatchError, UnsupportedFormatError
 from kvstore.storage.files import Hook, no_hook, read_capped, remove_parts, write_atomic
 from kvstore.storage.spill_settings import DURABILITIES
 
+CHECKSUM = "xxh3_64"
 MANIFEST_NAME = "manifest.json"
 MAX_MANIFEST_BYTES = 4 << 20
 FORMAT = 1
@@ -102,7 +105,9 @@ def read_manifest(folder: Path | str, *, readonly: bool = False) -> Manifest | N
 def write_manifest(folder: Path | str, manifest: Manifest, hook: Hook = no_hook) -> None:
     """Replace the manifest of a directory, whole or not at all, and wait for the disk."""
     path = Path(folder) / MANIFEST_NAME
-    data = json.dumps(asdict(manifest), indent=1, sort_keys=True, allow_nan=False).encode()
+    plain = asdict(manifest)
+    plain[CHECKSUM] = _checksum(plain)
+    data = json.dumps(plain, indent=1, sort_keys=True, allow_nan=False).encode()
     if len(data) > MAX_MANIFEST_BYTES:
         raise ConfigError(f"a manifest of {len(data)} bytes is above the {MAX_MANIFEST_BYTES} allowed")
     remove_parts(path.parent, MANIFEST_NAME)
@@ -141,6 +146,8 @@ def _parse(path: Path, plain: Any, readonly: bool) -> Manifest:
         raise UnsupportedFormatError(
             f"{path} is of format {plain['format']}, known here is {FORMAT}; use a newer version"
         )
+    if CHECKSUM in plain and plain[CHECKSUM] != _checksum(plain):
+        raise CorruptStoreError(f"{path} is damaged: its checksum is not that of its values; restore it")
     for name, kind in _TYPES.items():
         if type(plain.get(name)) is not kind:
             raise CorruptStoreError(
@@ -168,6 +175,12 @@ def _check_values(path: Path, plain: dict[str, Any]) -> None:
     wrong = [name for name, is_good in good.items() if not is_good]
     if wrong:
         raise CorruptStoreError(f"{path}: {wrong[0]} is out of its range; restore it, or remove the store")
+
+
+def _checksum(plain: dict[str, Any]) -> str:
+    """Checksum of a manifest's values, its own left out; older directories have none."""
+    values = {name: value for name, value in plain.items() if name != CHECKSUM}
+    return xxhash.xxh3_64_hexdigest(json.dumps(values, sort_keys=True).encode())
 
 
 def _short(value: Any) -> str:

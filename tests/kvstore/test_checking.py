@@ -1,5 +1,7 @@
 """Checking and mending a store in a directory."""
 
+import shutil
+
 import pytest
 
 from kvstore import CorruptStoreError, KVStore, ReadOnlyStoreError
@@ -110,3 +112,26 @@ def test_a_reader_finds_but_does_not_mend(made, tmp_path):
         assert store.check() == []
         with pytest.raises(ReadOnlyStoreError):
             store.check(repair=True)
+
+
+def test_a_damaged_entry_is_refused_and_given_up_only_by_repair(made):
+    path, _ = made
+    with KVStore.open(path, config=small()) as store:
+        entry, tier = entry_of(store), tier_of(store)
+        key = RecordKey(Kind.CATALOG, entry.sequence, entry.generation)
+        tier.put_many([Record(key, b"no entry")])
+        tier.flush()
+        image = path.parent / "image"
+        shutil.copytree(path, image)
+    with pytest.raises(CorruptStoreError, match="repair"):
+        KVStore.open(image, config=small())
+    for _ in range(2):  # opening alone deletes nothing
+        with KVStore.open(image, config=small(), salvage=True) as store:
+            assert list(store) == ["note"]
+            assert kinds(store.check()) == ["catalog"]
+            assert len(store["note"]) == 30
+    with KVStore.open(image, config=small(), salvage=True) as store:
+        assert set(kinds(store.check(repair=True))) == {"catalog", "orphan"}
+        assert store.check() == []
+    with KVStore.open(image, config=small()) as store:
+        assert list(store) == ["note"]
