@@ -24,21 +24,9 @@ from kvstore.storage.files import write_atomic
 from kvstore.storage.lmdb_tier import LmdbTier
 from kvstore.storage.manifest import write_manifest
 from tests.kvstore.faults.workload import SCHEMA, perform, small, walk
+from tests.storage.crash_child import suicide
 
 MOST_OPS = 400
-
-
-def suicide(point: str, n: int) -> Any:
-    """A hook that kills the process when it gets to a point for the n-th time."""
-    left = [n]
-
-    def hook(reached: str) -> None:
-        if reached == point:
-            left[0] -= 1
-            if not left[0]:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    return hook
 
 
 def listen(hook: Any) -> None:
