@@ -16,7 +16,7 @@ from kvstore.adapters.hf.batch import Batch
 from kvstore.adapters.hf.compat import NO_CACHE, crop_argument, kept_rows
 from kvstore.adapters.hf.group import SequenceGroup
 from kvstore.adapters.hf.layer import StoreLayer
-from kvstore.adapters.hf.schema import schema_of
+from kvstore.adapters.hf.schema import same_model, schema_of
 from kvstore.adapters.hf.support import check_supported, text_config
 from kvstore.budget import Budget, check_budget
 from kvstore.errors import ConfigError, SchemaMismatchError, StepError, UnsupportedModelError
@@ -80,7 +80,7 @@ class StoreCache(Cache):  # type: ignore[misc]
         self._batch: Batch | None = None
         self._owns_store = store is None
         if full:
-            schema = schema_of(model_or_config, full)
+            schema = schema_of(model_or_config, full, weights=store is not None)
             self.store = KVStore(schema, config) if store is None else _checked_store(store, schema)
             group = SequenceGroup(self.store, name=name)
             budget = group.sequences[0].budget if group.sequences else config.budget
@@ -193,21 +193,23 @@ def open_store(
 ) -> KVStore:
     """Open, or make, the store in a directory for a model's full attention layers; see `KVStore.open`.
 
-    Raises `UnsupportedModelError` for a model without such layers.
+    A model of other weights is another model: `SchemaMismatchError`. Raises `UnsupportedModelError` for a model without
+    such layers.
     """
     check_supported(model_or_config)
     layers = DynamicCache(config=text_config(model_or_config)).layers
     full = [number for number, layer in enumerate(layers) if type(layer) is DynamicLayer]
     if not full:
         raise UnsupportedModelError("the model has no layers that attend to all tokens; there is nothing to store")
-    return KVStore.open(path, schema_of(model_or_config, full), config, readonly=readonly)
+    return KVStore.open(path, schema_of(model_or_config, full, weights=True), config, readonly=readonly)
 
 
 def _checked_store(store: KVStore, schema: Schema) -> KVStore:
     """Return the store; raises `SchemaMismatchError` when its rows are not those of the schema."""
     for field in fields(Schema):
         ours, theirs = getattr(store.schema, field.name), getattr(schema, field.name)
-        if ours != theirs:
+        is_same = same_model(ours, theirs) if field.name == "fingerprint" else ours == theirs
+        if not is_same:
             raise SchemaMismatchError(
                 f"{field.name} is {ours!r} in the store, {theirs!r} in the model; use its own store"
             )

@@ -19,9 +19,13 @@ from kvstore.schema import DTYPES
 _NOT_IDENTITY = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
 
 
-def schema_of(model_or_config: Any, layers: Sequence[int]) -> Schema:
+WEIGHTS_SEEN = 16  # numbers of each parameter
+
+
+def schema_of(model_or_config: Any, layers: Sequence[int], *, weights: bool = False) -> Schema:
     """Return the schema of the model's layers with these numbers (all of full attention, of one shape).
 
+    With `weights` the fingerprint also tells models apart that differ in their weights only, if there is a model.
     Raises `UnsupportedModelError` when the layers differ in shape or the dtype cannot be stored.
     """
     config = text_config(model_or_config)
@@ -40,7 +44,7 @@ def schema_of(model_or_config: Any, layers: Sequence[int]) -> Schema:
         value_dim=value_dim,
         dtype=_dtype(model_or_config),
         rope=rope_specs(model_or_config, layers),
-        fingerprint=fingerprint(config),
+        fingerprint=fingerprint(config) + (_weights_part(model_or_config) if weights else ""),
     )
 
 
@@ -49,6 +53,28 @@ def fingerprint(config: Any) -> str:
     facts = {name: value for name, value in config.to_dict().items() if name not in _NOT_IDENTITY}
     text = json.dumps(facts, sort_keys=True, default=str)
     return f"{config.model_type}-{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
+
+
+def same_model(one: str, other: str) -> bool:
+    """Whether two fingerprints can be those of one model: weights count where both know them."""
+    (one_shape, _, one_weights), (other_shape, _, other_weights) = one.partition("+"), other.partition("+")
+    return one_shape == other_shape and (not one_weights or not other_weights or one_weights == other_weights)
+
+
+def _weights_part(model: Any) -> str:
+    """Return "+" and a hash of a few numbers of every parameter, "" without a model: milliseconds for any size.
+
+    A fine-tuned model differs in most parameters, so a few numbers of each are enough to tell it from its base.
+    """
+    if not isinstance(model, torch.nn.Module):
+        return ""
+    seen = hashlib.blake2b(digest_size=8)
+    for name, parameter in sorted(model.named_parameters()):
+        seen.update(f"{name} {tuple(parameter.shape)}".encode())
+        if not parameter.is_meta and parameter.numel():
+            at = torch.arange(WEIGHTS_SEEN, device=parameter.device) * (parameter.numel() - 1) // (WEIGHTS_SEEN - 1)
+            seen.update(parameter.detach().flatten()[at].float().cpu().numpy().tobytes())
+    return f"+{seen.hexdigest()}"
 
 
 def _shape(config: Any, layer: int) -> tuple[int, int, int, int]:

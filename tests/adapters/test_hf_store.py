@@ -1,5 +1,7 @@
 """Caches in a store that was given to them: shared, or in a directory and opened again."""
 
+import copy
+
 import pytest
 import torch
 
@@ -116,3 +118,19 @@ def test_a_model_with_sliding_layers_cannot_go_on_from_rows_alone(tiny, prompt, 
         generate(model, StoreCache(model, store=store, name="book"), prompt(20))
         with pytest.raises(UnsupportedModelError, match="sliding window"):
             StoreCache(model, store=store, name="book")
+
+
+def test_a_model_of_other_weights_does_not_go_on_from_foreign_rows(model, tiny, prompt, generate, tmp_path):
+    with use_store_attention(model), open_store(tmp_path / "s", model, CONFIG) as store:
+        generate(model, StoreCache(model, store=store, name="book"), prompt(20))
+        tuned = copy.deepcopy(model)
+        with torch.no_grad():
+            tuned.model.layers[2].mlp.up_proj.weight.mul_(1.001)
+        with pytest.raises(SchemaMismatchError, match="fingerprint is"):
+            StoreCache(tuned, store=store, name="book")
+        StoreCache(copy.deepcopy(model), store=store, name="book").close()
+        StoreCache(model.config, store=store, name="book").close()  # which knows no weights
+    with pytest.raises(SchemaMismatchError, match="fingerprint is"):
+        open_store(tmp_path / "s", tuned, CONFIG)
+    with open_store(tmp_path / "s", copy.deepcopy(model), CONFIG) as store:
+        assert list(store) == ["book"]
