@@ -19,6 +19,8 @@ GAUGES = {
     "heap_reserved_bytes": "Bytes of memory taken from the system.",
     "index_bytes": "Bytes of codes and codebooks.",
     "codebook_bytes": "Bytes of the model's codebooks.",
+    "scratch_bytes": "Bytes of buffers of the calling thread.",
+    "memory_bytes": "Bytes of memory in all: rows, index, pool, scratch.",
     "indexed_rows": "Rows that indexes cover, added up over tables.",
     "drift": "Largest drift of all tables; 1: like training.",
     "disk_bytes": "Bytes of records on disk.",

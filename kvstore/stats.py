@@ -41,7 +41,7 @@ class StoreStats:
         index_bytes_per_key: bytes of code for one key of one head, mean over the tables with an index (0: none).
         indexed_rows, index_builds: rows covered, added up over tables, and trainings done.
         counters: see `Counters`.
-        codebook_bytes: the model's codebooks, which sequences share.
+        codebook_bytes: the model's codebooks, which sequences share. scratch_bytes: buffers of the calling thread.
         unloads: sequences taken out of memory to make room, or by `unload`.
         disk_bytes, queued_bytes: of records on disk, and of those that wait to be written (0 in memory).
         drift: the largest of all tables (1: recent rows are coded as well as those trained on; 0: not known yet).
@@ -64,6 +64,7 @@ class StoreStats:
     index_builds: int
     counters: Counters
     codebook_bytes: int = 0
+    scratch_bytes: int = 0
     drift: float = 0.0
     disk_bytes: int = 0
     queued_bytes: int = 0
@@ -80,6 +81,14 @@ class StoreStats:
     pool_evictions: int = 0
     pool_stalls: int = 0
     pool_pins: int = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that the store holds in memory: rows, index, pool and scratch."""
+        return (
+            self.heap_reserved_bytes + self.index_bytes + self.codebook_bytes + self.pool_bytes + self.scratch_bytes
+            + self.queued_bytes
+        )  # fmt: skip
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain numbers, ready for JSON."""
@@ -102,6 +111,7 @@ def collect(store: KVStore) -> StoreStats:
         indexed_rows=sum(index.n_rows for index in indexes),
         index_builds=sum(keeper.n_builds for keeper in keepers),
         codebook_bytes=store.codebooks.nbytes,
+        scratch_bytes=store.workspace.nbytes,
         drift=max((keeper.drift_ratio or 0.0 for keeper in keepers), default=0.0),
         disk_blocks=sum(table.n_spilled for seq in sequences for table in seq._tables),
         counters=replace(counters, attends=dict(counters.attends)),

@@ -111,6 +111,7 @@ def _lines(stats: StoreStats) -> Iterator[tuple[str, str]]:
     yield "indexed rows of all tables", f"{stats.indexed_rows:,}"
     yield "trainings of an index", f"{stats.index_builds:,}"
     yield "the model's codebooks", _mib(stats.codebook_bytes)
+    yield "memory in all", _mib(stats.memory_bytes)
     yield "largest drift", f"{stats.drift:.2f}" if stats.drift else "not known"
     yield "records on disk", _mib(stats.disk_bytes)
     yield "waiting to be written", _mib(stats.queued_bytes)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvstore import HeapFullError, IndexConfig, KVStore, RopeSpec, Schema
+from kvstore import HeapFullError, IndexConfig, KVStore, RopeSpec, Schema, StorageError
 from tests.builders import append, cut, fill, flat_config, make_query, make_rows, pq_config, same_bits
 
 MIB = 1 << 20
@@ -340,6 +340,42 @@ def test_a_step_is_rolled_back_beside_blocks_on_the_disk(tmp_path):
         theirs.abort_step()
         assert np.array_equal(ours.positions(), theirs.positions())
         assert all_same(answers(here, ours, SCHEMA), answers(there, theirs, SCHEMA))
+        check(there)
+
+
+@pytest.mark.parametrize("ask", ["attend", "topk", "exact", "read", "truncate", "dense"])
+def test_the_nth_read_that_fails_is_heard_and_the_next_one_is_right(tmp_path, monkeypatch, ask):
+    here, there, ours, theirs = pair(tmp_path, SCHEMA, pq_config(), pool_bytes=20 * BLOCK_BYTES)
+    calls = {
+        "attend": lambda seq: [seq.attend(0, make_query(SCHEMA, 1))],
+        "topk": lambda seq: [seq.topk(0, 1, make_query(SCHEMA, 1)[2:4], 40).scores],
+        "exact": lambda seq: [seq.topk(0, 1, make_query(SCHEMA, 1)[2], 9, exact=True).scores],
+        "read": lambda seq: seq.read(1),
+        "truncate": lambda seq: seq.truncate(700) or seq.read(0, 600),
+        "dense": lambda seq: [seq.attend(0, make_query(SCHEMA, 1), budget=None)],
+    }
+    reader, read = there._spill_pool.reader, there._spill_pool.reader._rows.read
+    failed, n = 0, 1
+    with here, there:
+        while True:
+            left = [n]
+
+            def failing(*args, left=left):
+                left[0] -= 1
+                if left[0] == 0:
+                    raise StorageError("made to fail")
+                return read(*args)
+
+            monkeypatch.setattr(reader._rows, "read", failing)
+            try:
+                found = calls[ask](theirs)
+                break
+            except StorageError:
+                failed, n = failed + 1, n + 1
+                check(there)
+        monkeypatch.undo()
+        assert failed > 0
+        assert all_same(calls[ask](ours), found)
         check(there)
 
 
