@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kvstore.archive import Archive
 from kvstore.errors import CorruptStoreError, UnsupportedFormatError
 from kvstore.index_builder import IndexBuilder
-from kvstore.index_state import VERSION, decode_index, encode_index
+from kvstore.index_state import VERSIONS, decode_index, encode_index, version_of
 from kvstore.logs import log, log_event
 from kvstore.storage.catalog import IndexRef
 
@@ -33,7 +33,7 @@ class StoredIndexes:
         if ref is None:
             return 0, 0
         try:
-            if ref.version != VERSION or ref.kind != self._builder.config.index.kind:
+            if ref.version not in VERSIONS or ref.kind != self._builder.config.index.kind:
                 raise CorruptStoreError(f"it is of kind {ref.kind!r}, version {ref.version}")
             built = decode_index(self._archive.load_index(ref, layer), self._builder, layer, ref.first_row)
             seq._indexes[layer].restore(built)
@@ -57,7 +57,7 @@ class StoredIndexes:
             data = encode_index(keeper, self._builder, layer)
             if data is not None:
                 kind = self._builder.config.index.kind
-                yield layer, data, IndexRef(b"", 0, kind, VERSION, 1, index.first_row, index.stop_row)
+                yield layer, data, IndexRef(b"", 0, kind, version_of(index), 1, index.first_row, index.stop_row)
 
 
 def mark(seq: Sequence, layer: int) -> tuple[int, int]:
