@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
+from kvstore.block import Block
 from kvstore.errors import HeapFullError
+from kvstore.prefault import prefault
 from kvstore.schema import Schema
 
 ALIGN_BYTES = 64  # a cache line
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Block:
-    """Room for `block_tokens` consecutive rows of one table, all KV heads.
+@dataclass(slots=True)
+class _Arena:
+    """Memory of which the bytes [next, stop) have not been cut into blocks yet."""
 
-    Attributes:
-        keys: schema dtype [n_kv_heads, block_tokens, head_dim], contiguous, a view of the arena.
-        values: schema dtype [n_kv_heads, block_tokens, value_dim], the same.
-        key_address, value_address: where the two begin.
-    """
-
-    keys: torch.Tensor
-    values: torch.Tensor
-    key_address: int
-    value_address: int
+    room: torch.Tensor
+    next: int
+    stop: int
 
 
 class Heap:
@@ -43,7 +38,7 @@ class Heap:
         self._limit_blocks = limit_bytes // self._stride_bytes if limit_bytes else None
         self._limit_bytes = limit_bytes
         self._arenas: list[torch.Tensor] = []
-        self._uncut: list[tuple[torch.Tensor, Iterator[int]]] = []  # arenas and where their next blocks begin, in bytes
+        self._uncut: list[_Arena] = []
         self._n_uncut = 0
         self._free: list[Block] = []
         self._extra_holders: dict[int, int] = {}  # address of a shared block -> holders beyond the first
@@ -88,6 +83,16 @@ class Heap:
                 f"{self._limit_bytes} bytes are used; drop a sequence, bring fewer rows a step, or raise heap_bytes"
             )
         self._reserve(n_blocks - len(self._free) - self._n_uncut)
+
+    def prefault(self, n_blocks: int) -> None:
+        """`prepare` for blocks that are filled at once: a thread has their memory cleared meanwhile."""
+        self.prepare(n_blocks)
+        wanted_bytes, pieces = (n_blocks - len(self._free)) * self._stride_bytes, []
+        for arena in self._uncut:
+            stop = min(arena.stop, arena.next + max(0, wanted_bytes))
+            pieces.append((arena.room, arena.next, stop))
+            wanted_bytes -= stop - arena.next
+        prefault([piece for piece in pieces if piece[1] < piece[2]])
 
     @property
     def limit_blocks(self) -> int | None:
@@ -143,26 +148,17 @@ class Heap:
         self._arenas.append(arena)
         self._n_blocks += n_blocks
         # Blocks are cut when they are first used: a small store should not pay for a whole arena.
-        self._uncut.append((arena, iter(range(first, first + n_blocks * self._stride_bytes, self._stride_bytes))))
+        self._uncut.append(_Arena(arena, first, first + n_blocks * self._stride_bytes))
         self._n_uncut += n_blocks
 
     def _cut_next(self) -> Block:
-        arena, starts = self._uncut[0]
-        start = next(starts, None)
-        if start is None:
+        arena = self._uncut[0]
+        block = Block(self._schema, arena.room, arena.next)
+        arena.next += self._stride_bytes
+        if arena.next == arena.stop:
             del self._uncut[0]
-            return self._cut_next()
         self._n_uncut -= 1
-        return self._cut(arena, start)
-
-    def _cut(self, arena: torch.Tensor, start: int) -> Block:
-        s = self._schema
-        rows = s.n_kv_heads * s.block_tokens
-        middle = start + rows * s.key_bytes
-        stop = start + s.block_bytes
-        keys = arena[start:middle].view(s.torch_dtype).view(s.n_kv_heads, s.block_tokens, s.head_dim)
-        values = arena[middle:stop].view(s.torch_dtype).view(s.n_kv_heads, s.block_tokens, s.value_dim)
-        return Block(keys, values, keys.data_ptr(), values.data_ptr())
+        return block
 
     def _check(self) -> None:
         """Assert the invariants: no block is free twice, and the counts agree with a recount."""

@@ -183,8 +183,11 @@ class Persistence:
         """Read a sequence's rows and indexes, or change nothing."""
         if not self.residency.is_used(seq):
             self.residency.use([seq])
-        self.residency.unload_idle(self._store.schema.n_layers * -(-entry.n_rows // self._store.schema.block_tokens))
-        seq._saved = self._archive.load(entry, seq._tables, self._moves.left_at_load(entry))
+        n_layers, n_blocks = self._store.schema.n_layers, -(-entry.n_rows // self._store.schema.block_tokens)
+        self.residency.unload_idle(n_layers * n_blocks)
+        left = self._moves.left_at_load(entry)
+        self._store.heap.prefault(n_layers * (n_blocks - len(left)))
+        seq._saved = self._archive.load(entry, seq._tables, left)
         try:
             self._fill_rest(seq, entry)
         except BaseException:

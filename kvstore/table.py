@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import torch
 
-from kvstore.heap import Block, Heap
+from kvstore.block import Block
+from kvstore.heap import Heap
 from kvstore.index.rows import DTYPE_CODES, RowView
 from kvstore.schema import Schema
 from kvstore.spill_reader import Bytes, SpillReader

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from kvstore import HeapFullError, Schema
 from kvstore.heap import ALIGN_BYTES, Heap
+from kvstore.prefault import prefault
 
 SCHEMA = Schema(n_layers=1, n_q_heads=2, n_kv_heads=2, head_dim=16, block_tokens=8)
 ODD = Schema(n_layers=1, n_q_heads=1, n_kv_heads=1, head_dim=3, value_dim=5, dtype="bfloat16", block_tokens=1)
@@ -154,3 +155,30 @@ def test_accounting_equals_a_recount_after_any_moves(moves):
         assert heap.used_blocks == len(set(addresses))
         assert heap.used_bytes == heap.used_blocks * heap.block_bytes <= heap.reserved_bytes
         assert all(heap.is_shared(b) == (addresses.count(b.key_address) > 1) for b in held)
+
+
+@pytest.mark.parametrize("n", [0, 1, 5, 40])
+def test_memory_touched_in_advance_keeps_what_is_in_it(n):
+    heap = Heap(SCHEMA, 8 * SCHEMA.block_bytes)
+    first = heap.allocate(3)
+    for i, block in enumerate(first):
+        block.keys.fill_(i + 1)
+        block.values.fill_(-i)
+    heap.prefault(n)
+    heap._check()
+    assert heap.reserved_bytes >= heap.used_bytes + n * heap.block_bytes
+    blocks = heap.allocate(n)
+    for block in blocks:
+        block.keys.zero_()
+    for i, block in enumerate(first):
+        assert (block.keys == i + 1).all()
+        assert (block.values == -i).all()
+
+
+def test_what_the_system_cannot_touch_is_left_alone():
+    room = torch.arange(5000, dtype=torch.uint8)
+    before = room.clone()
+    for thread in (prefault([]), prefault([(room, 0, 10)]), prefault([(room, 3, 5000)])):
+        if thread is not None:
+            thread.join()
+    assert room.equal(before)
