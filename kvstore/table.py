@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -189,10 +190,15 @@ class Table:
     def snapshot(self) -> Table:
         """Return a reader of the rows as they are now, for any thread.
 
-        It holds nothing: once blocks have been truncated or spilled it reads what came to their place.
+        It holds nothing: once blocks have been truncated or spilled it reads what came to their place. The keys of the
+        last block are copied if it has room left: the table leaves a shared one when it grows, and whoever shared it
+        may give it back.
         """
         twin = Table(self._schema, self._heap, self.layer, self.below)
         twin._blocks, twin.n_rows, twin.n_spilled = self._blocks[:], self.n_rows, self.n_spilled
+        if self.n_rows & (self._schema.block_tokens - 1):
+            last = self.block(-1)
+            twin._blocks[-1] = replace(last, keys=last.keys.clone())
         return twin
 
     def read(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
