@@ -40,7 +40,7 @@ class Persistence:
         self._archive = directory.archive
         self._indexes = StoredIndexes(directory.archive, store.indexing)
         self._codebook_versions: dict[int, int] = {}
-        reader = SpillReader(directory.tier, directory.rows)
+        reader = SpillReader(directory.tier, directory.rows, store.recorder)
         self._spill_pool = store._spill_pool = SpillPool(store.schema, store.config, reader, store.workspace)
         self._moves = Moves(store, directory.rows)
         self.residency = Residency(store.heap, store._sequences, self._unload, self._spill)
@@ -110,7 +110,8 @@ class Persistence:
                 if seq.keep:
                     self._save(seq, final=final)
             self._save_codebooks()
-            self._directory.tier.flush()
+            with self._store.recorder.span("flush"):
+                self._directory.tier.flush()
 
         self._guarded(work)
 
@@ -206,7 +207,6 @@ class Persistence:
         """Give up blocks of a sequence that are on the disk, after saving it if need be; returns how many."""
         if seq.keep and not self.readonly:
             self.flush([seq])
-        seq._indexes.cancel()  # work in the background may read what moves
         return self._moves.spill(seq, n_blocks)
 
     def tokens_of(self, name: str) -> tuple[Tokens, str | None]:
@@ -237,6 +237,8 @@ class Persistence:
 
     def _save(self, seq: Sequence, *, final: bool) -> None:
         self.check_writable()
+        if final:
+            seq._indexes.settle()
         saved = seq._saved
         if not saved.indexes:
             saved.indexes, saved.marks = [None] * len(seq._tables), [(0, 0)] * len(seq._tables)
@@ -248,7 +250,8 @@ class Persistence:
         runs = tuple(zip(seq._positions.offsets.tolist(), seq._positions.positions.tolist(), strict=True))
         entry = CatalogEntry(seq.name, saved.sequence, seq.generation, len(seq), seq.first_row, budget, runs, (), ())
         tokens = None if saved.tokens == seq._tokens.version else _encode_tokens(seq)
-        self._archive.save(entry, saved, seq._tables, changed, tokens)
+        with self._store.recorder.span("save"):
+            self._archive.save(entry, saved, seq._tables, changed, tokens)
         saved.tokens = seq._tokens.version
         for layer, _, _ in changed:
             saved.marks[layer] = mark(seq, layer)

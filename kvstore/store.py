@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceABC
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,7 +29,7 @@ from kvstore.index_builder import IndexBuilder
 from kvstore.maintenance import Maintenance, countdown
 from kvstore.mass import measure
 from kvstore.paged_rows import open_rows
-from kvstore.planner import Plan, plan_attention
+from kvstore.planner import FLAT, Plan, plan_attention
 from kvstore.prefixes import Match, Prefixes
 from kvstore.queries import Queries
 from kvstore.schema import Schema
@@ -45,6 +46,7 @@ from kvstore.validate import (
 if TYPE_CHECKING:
     from kvstore.persistence import Persistence
     from kvstore.spill_pool import SpillPool
+    from kvstore.timeline import Timeline
 
 
 class KVStore(Queries, Durable):
@@ -68,8 +70,9 @@ class KVStore(Queries, Durable):
         self.workspace = Workspace()
         self.indexing = IndexBuilder(schema, self.config, self.workspace)
         self.codebooks, self.iterations = self.indexing.codebooks, self.indexing.iterations
-        self.maintenance = Maintenance()
-        self._attention = Attention(schema, self.config, self.workspace)
+        self.recorder = self.indexing.recorder
+        self.maintenance = Maintenance(self.config.index.threads)
+        self._attention = Attention(schema, self.config, self.workspace, self.recorder)
         self._sequences: dict[str, Sequence] = {}
         self._try_indexes()
         self._generation = self._clock = 0
@@ -173,6 +176,14 @@ class KVStore(Queries, Durable):
             self.heap.close()
             self._closed = True
 
+    def timeline(self) -> AbstractContextManager[Timeline]:
+        """Record what the store does, and when, while the context is open; see `Timeline`.
+
+        `with store.timeline() as timeline: ...`, then `timeline.save("trace.json")`. Raises `ConfigError` when one is
+        being recorded already.
+        """
+        return self.recorder.record()
+
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait for all work in the background and take its results.
 
@@ -201,7 +212,8 @@ class KVStore(Queries, Durable):
     ) -> torch.Tensor:
         """Attention of one token of each sequence: q [n_sequences, n_q_heads, head_dim] -> [..., value_dim], q's dtype.
 
-        What a sequence gets does not depend on the others. `budget` overrides the sequences' own.
+        What a sequence gets does not depend on the others. `budget` overrides the sequences' own. Raises
+        `MaintenanceError` (once) when an index was waited for and failed; the next call scans its rows exactly.
         """
         self._check_open()
         check_layer(self.schema, layer)
@@ -213,7 +225,8 @@ class KVStore(Queries, Durable):
         plans = [self._plan(seq, layer, budget) for seq in sequences]
         if not plans:
             return q.new_empty(0, self.schema.n_q_heads, self.schema.value_dim)
-        attended = self._run(layer, sequences, plans, q, scale)
+        with self.recorder.span("attend", layer):
+            attended = self._run(layer, sequences, plans, q, scale)
         for plan in plans:
             self.counters.attends[plan.method] += 1
             self.counters.rows_attended += plan.n_attended
@@ -272,8 +285,17 @@ class KVStore(Queries, Durable):
         n_rows = seq._tables[layer].n_rows
         if n_rows <= seq.first_row:
             raise InvalidQueryError(f"sequence {seq.name!r} has no rows in layer {layer} to attend to; append first")
-        covered, heads = seq._indexes[layer].covered, self.schema.n_kv_heads
-        return plan_attention(self.config, budget, seq.first_row, n_rows, covered, layer, heads)  # type: ignore[arg-type]
+        keeper, heads = seq._indexes[layer], self.schema.n_kv_heads
+
+        def plan() -> Plan:
+            rows = seq.first_row, n_rows, keeper.covered
+            return plan_attention(self.config, budget, *rows, layer, heads, building=keeper.building)  # type: ignore[arg-type]
+
+        found = plan()
+        if found.method == FLAT and keeper.building:
+            keeper.ready()  # only now: a dense plan needs no index
+            found = plan()
+        return found
 
     def _find(self, sequence: Sequence | str | None) -> Sequence:
         self._check_open()
