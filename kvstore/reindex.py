@@ -36,7 +36,7 @@ class Rebuild:
         moments: Moments | None,
     ) -> None:
         self._builder = builder
-        self._layer = layer
+        self.layer = layer
         self._snapshot = snapshot
         self._rows = (start, stop)
         self._positions = positions
@@ -49,11 +49,11 @@ class Rebuild:
         """Read, train, encode; stops early when the result is not wanted."""
         start, stop = self._rows
         job.check_point()
-        with self._builder.recorder.span("build", self._layer), kernel_threads(THREADS):
+        with self._builder.recorder.span("build", self.layer), kernel_threads(THREADS):
             keys = self._snapshot.read_keys(start, stop)
             job.check_point()
             if self._codebook is not None:
-                return self._builder.encode(self._layer, start, keys, self._positions, self._codebook)
+                return self._builder.encode(self.layer, start, keys, self._positions, self._codebook)
             return self._builder.train(
-                self._layer, start, keys, self._positions, self._settings, self._moments, job.check_point
+                self.layer, start, keys, self._positions, self._settings, self._moments, job.check_point
             )

@@ -78,6 +78,7 @@ class SteppedWork:
     def __init__(self, work, job) -> None:
         self.future = SteppedFuture()
         self.future.work = self
+        self.layer = getattr(work, "layer", None)
         self._work, self._job = work, job
         self._go, self._stands = threading.Semaphore(0), threading.Semaphore(0)
         self._fault: BaseException | None = None
