@@ -11,6 +11,8 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
+from kvstore.errors import ConfigError
+
 
 def now_us() -> float:
     """Microseconds of a clock that only goes forward."""
@@ -82,8 +84,11 @@ class Timeline:
         return list(dict.fromkeys(event.lane for event in first))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it as a file that Perfetto (ui.perfetto.dev) and chrome://tracing open; raises `OSError`."""
-        Path(path).write_text(json.dumps(self.as_trace()))
+        """Write a file that ui.perfetto.dev and chrome://tracing open; raises `ConfigError` when that cannot be done."""
+        try:
+            Path(path).write_text(json.dumps(self.as_trace()))
+        except OSError as error:
+            raise ConfigError(f"cannot write {path}: {error}") from error
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw it, a line for each lane; raises `ConfigError` without matplotlib, or when it cannot be written."""

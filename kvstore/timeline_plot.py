@@ -28,10 +28,10 @@ def draw(timeline: Timeline, file: Path) -> None:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     _draw_events(axes, timeline)
-    axes.set_yticks(range(len(lanes)), lanes)
-    axes.set_ylim(len(lanes) - 0.5, -0.5)
     axes.set_xlabel("milliseconds")
     if lanes:
+        axes.set_yticks(range(len(lanes)), lanes)
+        axes.set_ylim(len(lanes) - 0.5, -0.5)
         axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
     try:
         figure.savefig(file, dpi=120)

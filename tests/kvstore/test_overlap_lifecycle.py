@@ -9,6 +9,8 @@ import pytest
 from kvstore import ConfigError, IndexConfig, KVStore, MaintenanceError, StoreClosedError
 from tests.builders import SCHEMA, fill, flat_config, make_query, make_rows, same_bits
 from tests.executors import Stepping
+from tests.kvstore.test_larger_than_memory import SCHEMA as BIG
+from tests.kvstore.test_larger_than_memory import limited
 from tests.kvstore.test_overlap import assert_same, config, late, stepping
 
 STEPS = [0, 1, 2, 3]  # check points that the work has passed: none, begun, has read, has trained
@@ -177,6 +179,29 @@ def test_what_comes_back_from_the_disk_has_its_index(tmp_path, how, wait):
         store.wait()
         store._check()
         assert_same(fresh, other)
+
+
+@pytest.mark.parametrize("n_steps", STEPS)
+def test_a_build_whose_blocks_move_to_the_disk_is_begun_again_at_the_next_commit(tmp_path, n_steps):
+    with KVStore.open(tmp_path / "s", BIG, limited(config(wait=False))) as store:
+        store.maintenance.executor = worker = Stepping()
+        seq = store.create("book")
+        fill(seq, 150, seed=0)
+        first = [keeper._first for keeper in seq._indexes]
+        for _ in range(n_steps):
+            worker.works[0].step()
+        fill(seq, 200, seed=1)
+        assert seq._tables[0].n_spilled > 0
+        assert seq._indexes[1].building
+        assert seq._indexes[1]._first is not first[1]
+        store.wait()
+        store._check()
+        for layer in range(2):
+            assert seq._indexes[layer].covered == (2, 342)
+            fresh = seq._indexes[layer].index.clone()
+            fresh.truncate(2)
+            fresh.add(seq.read(layer)[0].numpy()[:, 2:342].copy(), seq.positions()[2:342])
+            assert np.array_equal(fresh.codes, seq._indexes[layer].index.codes)
 
 
 # ---- work that fails ----
