@@ -121,11 +121,13 @@ def main(
     quick: Annotated[bool, typer.Option("--quick", help="A short prompt, once.")] = False,
     length: Annotated[int | None, typer.Option(min=512, help="Tokens of the prompt.")] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Prompts of each way.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch (its choice).")] = None,
     model: Annotated[str | None, typer.Option(help="Model directory or GGUF file (the demo's model).")] = None,
     text: Annotated[Path | None, typer.Option(exists=True, help="Text file (the demo's text).")] = None,
 ) -> None:
     """Time prompts and the first token after them, with indexes built at the commit and beside the forward pass."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: threads that spin starve each other
+    import torch
     from rich.console import Console
 
     from benchmarks import inputs
@@ -133,6 +135,8 @@ def main(
     from benchmarks.progress import Progress
     from kvstore.adapters.model_files import load_model
 
+    if threads is not None:
+        torch.set_num_threads(threads)
     base = QUICK if quick else Options()
     options = replace(base, lengths=(length,) if length else base.lengths, rounds=rounds or base.rounds)
     report = Report("prefill", describe_machine())

@@ -84,7 +84,7 @@ class Timeline:
         return list(dict.fromkeys(event.lane for event in first))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a file that ui.perfetto.dev and chrome://tracing open; raises `ConfigError` when that cannot be done."""
+        """Write a file for ui.perfetto.dev or chrome://tracing; raises `ConfigError` when that cannot be done."""
         try:
             Path(path).write_text(json.dumps(self.as_trace()))
         except OSError as error:

@@ -133,11 +133,11 @@ def test_a_fork_shares_rows_on_disk_and_outlives_its_parent(tmp_path):
         parent = store.create("parent")
         append(parent, cut(rows, 0, 6000))
         store.flush()
-        alone = store._persistence.n_bytes
+        alone = store.stats().disk_bytes
         child = parent.fork("child")
         append(child, cut(rows, 6000, 6001))
         store.flush()
-        assert store._persistence.n_bytes < 1.3 * alone
+        assert store.stats().disk_bytes < 1.3 * alone
         store.drop("parent")
         store.flush()
         store._persistence._archive._check()
@@ -164,11 +164,11 @@ def test_dropped_sequences_give_their_room_back(tmp_path):
         for i in range(3):
             fill(store.create(f"s{i}"), 2000, seed=i)
         store.flush()
-        full = store._persistence.n_bytes
+        full = store.stats().disk_bytes
         for i in range(3):
             store.drop(f"s{i}")
         store.flush()
-        assert store._persistence.n_bytes < 0.01 * full
+        assert store.stats().disk_bytes < 0.01 * full
         assert store.vacuum() > 0.9 * full
         with pytest.raises(SequenceNotFoundError):
             store["s0"]
