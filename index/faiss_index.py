@@ -138,7 +138,7 @@ class FaissIndex(ScannedIndex):
                     n = min(_CHUNK_ROWS, stop - low)
                     rows = RowView.of(head.reconstruct_n(low - self.first_row, n)[None])
                     strides = (rows.block_tokens, rows.head_stride_bytes, rows.row_stride_bytes)
-                    run_parallel(kernel, rows.block_addresses, *strides, 0, n, q[h : h + 1], piece)
+                    run_parallel(kernel, rows.block_addresses, *strides, 0, n, 0, q[h : h + 1], piece)
                     out[h, :group, low - start : low - start + n] = piece[0, :, :n]
 
     def _new(self) -> Any:

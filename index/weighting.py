@@ -39,6 +39,11 @@ class QueryMoments:
         """float64 [n_kv_heads, head_dim, head_dim]; None before any query."""
         return None if self._sum is None else self._sum / self._count
 
+    @property
+    def count(self) -> int:
+        """Queries added so far."""
+        return self._count
+
     def add(self, q: FloatArray) -> None:
         """Add queries, float32 [n_kv_heads, n, head_dim]."""
         n = q.shape[1]

@@ -18,6 +18,7 @@ from kvstore.index.workspace import Workspace
 from kvstore.kernels.attend import SPLIT_ROWS, attend_kernel, list_items, merge_pieces, row_sizes
 from kvstore.paged_rows import PagedRows
 from kvstore.planner import FLAT, INDEX, Plan
+from kvstore.recorder import Recorder
 from kvstore.schema import Schema
 from kvstore.table import Table
 from kvstore.table_index import TableIndex
@@ -52,10 +53,11 @@ class Attended:
 class Attention:
     """The attention of a schema: compiled kernels and the sizes they need; holds no rows."""
 
-    def __init__(self, schema: Schema, config: StoreConfig, workspace: Workspace) -> None:
+    def __init__(self, schema: Schema, config: StoreConfig, workspace: Workspace, recorder: Recorder) -> None:
         self._schema = schema
         self._config = config
         self._workspace = workspace
+        self._recorder = recorder
         self._reduce_code = REDUCE_CODES[config.reduce]
         self._sizes = row_sizes(schema)
 
@@ -73,10 +75,11 @@ class Attention:
             parts = zip(tables, indexes, plans, strict=True)
             return _joined([self.run([t], [x], [p], q[i : i + 1], scale) for i, (t, x, p) in enumerate(parts)])
         started = time.perf_counter()
-        found = [
-            self._candidates(i, table, keeper, plan, q[i], scale)
-            for i, (table, keeper, plan) in enumerate(zip(tables, indexes, plans, strict=True))
-        ]
+        with self._recorder.span("search", indexes[0].layer):
+            found = [
+                self._candidates(i, table, keeper, plan, q[i], scale)
+                for i, (table, keeper, plan) in enumerate(zip(tables, indexes, plans, strict=True))
+            ]
         searched = time.perf_counter()
         placed = [table.place(rows) for table, rows in zip(tables, found, strict=True)]
         out, log_norm, chosen = self._attend(tables, plans, placed, q * np.float32(scale))

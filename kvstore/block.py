@@ -43,6 +43,10 @@ class Block:
             self._values = self._view(self.value_address, self._schema.value_dim)
         return self._values
 
+    def copy(self) -> Block:
+        """Return a block with the same rows in memory of its own, outside of every heap."""
+        return Block(self._schema, self._arena[self._start : self._start + self._schema.block_bytes].clone(), 0)
+
     def _view(self, address: int, dim: int) -> torch.Tensor:
         s = self._schema
         start = self._start + address - self.key_address

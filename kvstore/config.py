@@ -16,6 +16,7 @@ MIB, GIB = 1 << 20, 1 << 30
 REDUCTIONS = ("sum_softmax", "max", "mean")
 CODEBOOKS = ("sequence", "model", "auto")
 ADAPTIVE = "adaptive"
+COMMIT, OVERLAP = "commit", "overlap"
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,11 @@ class IndexConfig:
             above it, or above 2. A change of topic alone gives up to 1.7 and costs little recall; 2 is a good value.
         iterations: of K-Means: a number, None for the kind's default, or "adaptive" for as many as hide behind the
             forward pass of a layer (see `KVStore.iterations`).
+        build: when the first index of a table is built. "commit": in `commit_step`, layer after layer. "overlap": by
+            worker threads from the layer's `append` on, while later layers compute; the results are the same bits.
+        wait: with "overlap", whether a query waits for the index of its layer; else it scans exactly until that is
+            there, and whatever comes first (commit, truncate, fork) goes on without it.
+        threads: worker threads, each with one kernel thread.
     """
 
     kind: str = "pq"
@@ -52,6 +58,9 @@ class IndexConfig:
     codebook_rows: int = 2048
     reindex_drift: float | None = None
     iterations: int | str | None = None
+    build: str = COMMIT
+    wait: bool = True
+    threads: int = 1
 
     def __post_init__(self) -> None:
         if self.min_rows < 1 or self.append_rows < 1:
@@ -62,6 +71,7 @@ class IndexConfig:
             raise ConfigError(f"over_fetch must be at least 1, not {self.over_fetch}")
         self._check_codebook()
         self._check_iterations()
+        self._check_build()
 
     def _check_codebook(self) -> None:
         if self.codebook not in CODEBOOKS:
@@ -70,6 +80,14 @@ class IndexConfig:
             raise ConfigError(f"codebook_rows must be at least 1, not {self.codebook_rows}")
         if self.reindex_drift is not None and not 1.0 < self.reindex_drift < float("inf"):
             raise ConfigError(f"reindex_drift must be above 1 (like training) or None, not {self.reindex_drift}")
+
+    def _check_build(self) -> None:
+        if self.build not in (COMMIT, OVERLAP):
+            raise ConfigError(f"build must be {COMMIT!r} or {OVERLAP!r}, not {self.build!r}")
+        if not isinstance(self.wait, bool):
+            raise ConfigError(f"wait must be True or False, not {self.wait!r}")
+        if not isinstance(self.threads, int) or isinstance(self.threads, bool) or self.threads < 1:
+            raise ConfigError(f"threads must be a whole number from 1 on, not {self.threads!r}")
 
     def _check_iterations(self) -> None:
         if self.iterations is None:

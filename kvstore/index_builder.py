@@ -10,13 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.codebooks import Codebooks, ModelCodebook, has_codebook
-from kvstore.config import StoreConfig
+from kvstore.config import ADAPTIVE, StoreConfig
 from kvstore.drift import Drift, sample_rows
 from kvstore.errors import ConfigError
 from kvstore.index.base import Index
 from kvstore.index.registry import make_index
 from kvstore.index.workspace import Workspace
 from kvstore.iterations import Iterations
+from kvstore.recorder import Recorder
 from kvstore.schema import Schema
 
 FloatArray = npt.NDArray[np.float32]
@@ -54,6 +55,7 @@ class IndexBuilder:
         self.workspace = workspace  # the store's: one set of scratch buffers serves every index
         self.codebooks = Codebooks(schema, lambda layer, codebook: self.empty(layer, 0, codebook=codebook))
         self.iterations = Iterations(schema, config.index)
+        self.recorder = Recorder()
 
     def empty(self, layer: int, first_row: int, **more: Any) -> Index:
         """Return an empty index of the configured kind; raises `ConfigError` when none can be made."""
@@ -77,6 +79,16 @@ class IndexBuilder:
     def wants_queries(self) -> bool:
         """Whether training asks what queries are like."""
         return self.config.index.options.get("weighting") is not None
+
+    def may_begin(self, layer: int) -> bool:
+        """Whether a build that begins before the commit gives what one at the commit would give.
+
+        Not while the layer lacks the model's codebook: who gives it is the first to commit. Nor while it is not known
+        how many iterations hide behind a forward pass.
+        """
+        if self.config.index.codebook != "sequence" and self.model_codebook(layer) is None:
+            return False
+        return self.config.index.iterations != ADAPTIVE or self.iterations.compute is not None
 
     def build(
         self, layer: int, first_row: int, keys: FloatArray, positions: IntArray, moments: Moments | None = None

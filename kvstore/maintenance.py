@@ -1,4 +1,4 @@
-"""Background work of a store: one thread, started when there is something to do, joined when the store closes."""
+"""Background work of a store: threads that start when there is something to do, joined when the store closes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from kvstore.errors import MaintenanceError
@@ -45,6 +46,11 @@ class Job(Generic[T]):
         if self._cancelled.is_set():
             raise CancelledWork
 
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait until it is done, however it ends; raises `TimeoutError`."""
+        with suppress(MaintenanceError):
+            self.result(timeout_s)
+
     def result(self, timeout_s: float | None = None) -> T:
         """Wait and return the result; raises `MaintenanceError` from what the work raised, `TimeoutError` if late."""
         assert self._future is not None, "the job was not submitted"
@@ -58,7 +64,9 @@ class Job(Generic[T]):
             if not self._future.done():  # an interrupt of the waiting thread
                 raise
             failure = error
-        raise MaintenanceError(f"work in the background failed, the index is as it was: {failure!r}") from failure
+        raise MaintenanceError(
+            f"work in the background failed, the index is as it was, or none; reindex() tries again: {failure!r}"
+        ) from failure
 
 
 def countdown(timeout_s: float | None) -> Callable[[], float | None]:
@@ -70,21 +78,22 @@ def countdown(timeout_s: float | None) -> Callable[[], float | None]:
 
 
 class Maintenance:
-    """Runs jobs one after the other. `executor` may be set, before the first job, to one that a test steps."""
+    """Runs jobs in the order they come. `executor` may be set, before the first job, to one that a test steps."""
 
-    def __init__(self, executor: Executor | None = None) -> None:
-        self.executor = executor
+    def __init__(self, threads: int = 1) -> None:
+        self.executor: Executor | None = None
+        self._threads = threads
 
     def submit(self, work: Callable[[Job[T]], T]) -> Job[T]:
         """Queue work; it gets its job, to ask whether it is still wanted."""
         if self.executor is None:
-            self.executor = ThreadPoolExecutor(1, "kvstore-maintenance")
+            self.executor = ThreadPoolExecutor(self._threads, "kvstore-maintenance")
         job: Job[T] = Job()
         job._future = self.executor.submit(work, job)
         return job
 
     def close(self) -> None:
-        """Drop what waits, wait for what runs, join the thread."""
+        """Drop what waits, wait for what runs, join the threads."""
         executor: Any = self.executor
         if executor is not None:
             executor.shutdown(wait=True, cancel_futures=True)

@@ -31,6 +31,8 @@ class Moves:
         while first < movable.stop and seq._tables[0].extent(first) is not None:
             first += 1
         stop = min(movable.stop, first - (-n_blocks // len(seq._tables)))
+        if stop > first:
+            seq._indexes.cancel()  # work in the background may read what moves; the next commit begins it again
         for table in seq._tables:
             table.spill(self._sound(seq), first, stop)
         return max(0, stop - first) * len(seq._tables)

@@ -43,7 +43,7 @@ class Persistence:
         self._archive = directory.archive
         self._indexes = StoredIndexes(directory.archive, store.indexing)
         self.last_used = LastUsed(directory.path)
-        reader = SpillReader(directory.tier, directory.rows)
+        reader = SpillReader(directory.tier, directory.rows, store.recorder)
         self._spill_pool = store._spill_pool = SpillPool(store.schema, store.config, reader, store.workspace)
         self._moves = Moves(store, directory.rows)
         self.residency = Residency(store.heap, store._sequences, self._unload, self._spill)
@@ -219,7 +219,6 @@ class Persistence:
         """Give up blocks of a sequence that are on the disk, after saving it if need be; returns how many."""
         if seq.keep and not self.readonly:
             self._saver.write([seq], final=False)
-        seq._indexes.cancel()  # work in the background may read what moves
         return self._moves.spill(seq, n_blocks)
 
     def tokens_of(self, name: str) -> tuple[Tokens, str | None]:

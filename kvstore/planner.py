@@ -56,9 +56,12 @@ def plan_attention(
     covered: tuple[int, int] | None,
     layer: int = 0,
     n_heads: int = 1,
+    *,
+    building: bool = False,
 ) -> Plan:
     """Plan one query over the rows [first, n_rows); `covered` are the rows an index holds, or None.
 
+    `building` says that it is not there yet, but on its way.
     O(1), or O(n_heads) for a budget that is a rule. Raises `ConfigError` for a rule that returns no allowance.
     """
     length = n_rows - first
@@ -69,7 +72,7 @@ def plan_attention(
     if covered is not None:
         method, (sinks_stop, tail_start), reason = INDEX, covered, "covered by the index"
     else:
-        method, reason = FLAT, "no index"
+        method, reason = FLAT, "index is being built" if building else "no index"
         sinks_stop = min(first + config.sinks, n_rows)
         tail_start = max(sinks_stop, n_rows - config.window)
     n_middle = tail_start - sinks_stop

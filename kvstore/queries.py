@@ -148,6 +148,8 @@ class Queries:
         if reduce not in REDUCTIONS:
             raise InvalidQueryError(f"reduce must be one of {', '.join(REDUCTIONS)}, not {reduce!r}")
         seq = self._find(sequence)
+        if not exact:
+            seq._indexes[layer].ready()
         start, stop = self._row_range(seq, rows)
         k = max(0, min(k, stop - start))
         query = Query(query_array(q, q.shape), k, start, stop, self.schema.scale, reduce, exact)

@@ -59,6 +59,14 @@ class Reads:
         batch = q[None] if isinstance(q, torch.Tensor) else q
         return self._store.attend(layer, [self._itself], batch, budget=budget, scale=scale)[0]
 
+    def attend_with_log_norm(
+        self, layer: int, q: torch.Tensor, *, budget: Budget | str = "sequence", scale: float | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Like `attend`, with the log of the softmax's denominator, float32 [n_q_heads]; see `merge_attention`."""
+        batch = q[None] if isinstance(q, torch.Tensor) else q
+        found = self._store.attend_with_log_norm(layer, [self._itself], batch, budget=budget, scale=scale)
+        return found[0][0], found[1][0]
+
     def topk(self, layer: int, head: int, q: torch.Tensor, k: int, **options: Any) -> TopK:
         """Like `KVStore.topk`, for this sequence."""
         return self._store.topk(layer, head, q, k, sequence=self._itself, **options)

@@ -1,4 +1,4 @@
-"""Training a table's index again beside everything else."""
+"""Building a table's index beside everything else."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ THREADS = 1
 
 
 class Rebuild:
-    """Work for `Maintenance`: an index over the committed rows [start, stop) of a table's snapshot.
+    """Work for `Maintenance`: an index over the rows [start, stop) of a table's snapshot.
 
-    Committed rows never change, so they are read here and not copied before. A table that is truncated or dropped
+    Rows never change, so they are read here and not copied before. A table that is truncated, rolled back or dropped
     meanwhile cancels its job: what was read then may be other rows, and is thrown away.
     """
 
@@ -36,7 +36,7 @@ class Rebuild:
         moments: Moments | None,
     ) -> None:
         self._builder = builder
-        self._layer = layer
+        self.layer = layer
         self._snapshot = snapshot
         self._rows = (start, stop)
         self._positions = positions
@@ -49,11 +49,11 @@ class Rebuild:
         """Read, train, encode; stops early when the result is not wanted."""
         start, stop = self._rows
         job.check_point()
-        with kernel_threads(THREADS):
+        with self._builder.recorder.span("build", self.layer), kernel_threads(THREADS):
             keys = self._snapshot.read_keys(start, stop)
             job.check_point()
             if self._codebook is not None:
-                return self._builder.encode(self._layer, start, keys, self._positions, self._codebook)
+                return self._builder.encode(self.layer, start, keys, self._positions, self._codebook)
             return self._builder.train(
-                self._layer, start, keys, self._positions, self._settings, self._moments, job.check_point
+                self.layer, start, keys, self._positions, self._settings, self._moments, job.check_point
             )

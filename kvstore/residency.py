@@ -97,4 +97,4 @@ class Residency:
 
 def _works(seq: Sequence) -> bool:
     """Whether work in the background reads the sequence's rows."""
-    return any(keeper.rebuilding for keeper in seq._indexes)
+    return any(keeper.working for keeper in seq._indexes)

@@ -52,13 +52,16 @@ class Saver:
                 if seq.keep:
                     self.save(seq, final=final)
             self._save_codebooks()
-            self._directory.tier.flush()
+            with self._store.recorder.span("flush"):
+                self._directory.tier.flush()
             self._dropped.clear()
 
         self.guarded(work)
 
     def save(self, seq: Sequence, *, final: bool) -> None:
         """Put what is not on disk of a sequence on its way there."""
+        if final:
+            seq._indexes.settle()
         saved = seq._saved
         if not saved.indexes:
             saved.indexes, saved.marks = [None] * len(seq._tables), [(0, 0)] * len(seq._tables)
@@ -70,7 +73,8 @@ class Saver:
         runs = tuple(zip(seq._positions.offsets.tolist(), seq._positions.positions.tolist(), strict=True))
         entry = CatalogEntry(seq.name, saved.sequence, seq.generation, len(seq), seq.first_row, budget, runs, (), ())
         tokens = None if saved.tokens == seq._tokens.version else _encode_tokens(seq)
-        self._archive.save(entry, saved, seq._tables, changed, tokens)
+        with self._store.recorder.span("save"):
+            self._archive.save(entry, saved, seq._tables, changed, tokens)
         saved.tokens = seq._tokens.version
         for layer, _, _ in changed:
             saved.marks[layer] = mark(seq, layer)

@@ -15,6 +15,7 @@ from kvstore.errors import ConfigError, InvalidQueryError, SequenceNotFoundError
 from kvstore.index.runs import Runs
 from kvstore.locking import locked
 from kvstore.reads import Reads
+from kvstore.recorder import OFF
 from kvstore.saved import Saved
 from kvstore.spill_reader import Bytes
 from kvstore.steps import Steps
@@ -54,6 +55,7 @@ class Sequence(Reads, Steps):
         self._next_layer: int | None = None  # what the open step expects; None when no step is open
         self._step_rows = 0
         self._step_positions: npt.NDArray[np.int64] | None = None
+        self._step_span = OFF
         self._budget: Budget = store.config.budget
         self._first_row = 0
         self._owner = ""
@@ -244,8 +246,5 @@ class Sequence(Reads, Steps):
                 assert keeper.index is None
                 continue
             assert self.step_open or table.n_rows == self._n_rows
-            if keeper.index is not None:
-                keeper.index._check()
-                window_start = self._n_rows - self._store.config.window
-                assert keeper.index.n_rows == 0 or keeper.index.stop_row <= window_start
+            keeper._check(self._n_rows)
         assert self._positions.n_rows == (0 if self._unloaded else self._n_rows)

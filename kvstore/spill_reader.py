@@ -12,6 +12,7 @@ import numpy.typing as npt
 from kvstore.storage.encodings import decode_rows
 
 if TYPE_CHECKING:
+    from kvstore.recorder import Recorder
     from kvstore.row_records import RowRecords
     from kvstore.storage.catalog import ExtentRef
     from kvstore.storage.tier import Tier
@@ -26,8 +27,9 @@ class SpillReader:
         extents_read, bytes_read: so far.
     """
 
-    def __init__(self, tier: Tier, rows: RowRecords) -> None:
+    def __init__(self, tier: Tier, rows: RowRecords, recorder: Recorder) -> None:
         self._tier = tier
+        self._recorder = recorder
         self._rows = rows
         self.extents_read = self.bytes_read = 0
 
@@ -42,8 +44,9 @@ class SpillReader:
         Raises `BlockNotFoundError`, `CorruptBlockError` or `StorageError`.
         """
         for ref, _ in groupby(refs):
-            record, shape = self._rows.read(self._tier, layer, ref), self._rows.shape(ref)
-            raw = decode_rows(record.payload, shape, record.encoding)
+            with self._recorder.span("read", layer):
+                record, shape = self._rows.read(self._tier, layer, ref), self._rows.shape(ref)
+                raw = decode_rows(record.payload, shape, record.encoding)
             self.extents_read += 1
             self.bytes_read += len(record.payload)
             data = np.frombuffer(raw, np.uint8).reshape(ref.n_blocks, -1)

@@ -13,6 +13,7 @@ import torch
 from kvstore.errors import StepError
 from kvstore.index.runs import Runs
 from kvstore.locking import StoreLock, locked
+from kvstore.recorder import Span
 from kvstore.schema import Schema
 from kvstore.table import Table
 from kvstore.table_indexes import TableIndexes
@@ -38,6 +39,7 @@ class Steps:
     _next_layer: int | None
     _step_rows: int
     _step_positions: npt.NDArray[np.int64] | None
+    _step_span: Span
 
     if TYPE_CHECKING:
 
@@ -61,12 +63,13 @@ class Steps:
 
     @locked
     def begin_step(self) -> None:
-        """Open a step; raises `StepError` when one is open, `MaintenanceError` (once) for a reindex that failed."""
+        """Open a step; raises `StepError` when one is open, `MaintenanceError` (once) for an index that failed."""
         self._check_usable()
         self._store._check_writable()
         if self._next_layer is not None:
             raise StepError(f"a step of {self.name!r} is open already; commit it or abort it first")
         self._indexes.raise_failure()
+        self._step_span = self._store.recorder.span("step", lane=self.name)
         self._next_layer = 0
 
     @locked
@@ -95,8 +98,10 @@ class Steps:
             self._step_rows = n
         elif n != self._step_rows:
             raise StepError(f"layer {layer} brought {n} rows, layer 0 of this step {self._step_rows}; bring as many")
-        self._tables[layer].append(keys.detach(), values.detach())
+        with self._store.recorder.span("append", layer):
+            self._tables[layer].append(keys.detach(), values.detach())
         self._next_layer = layer + 1
+        self._indexes.begin(layer, self._tables, self._positions_with_step, self._first_row)
 
     @locked
     def commit_step(self) -> None:
@@ -115,8 +120,9 @@ class Steps:
             self._store.counters.steps += 1
         self._close_step()
         if missing == 0:
-            self._indexes.advance(self._tables, self._positions, self._first_row)
-            self._store._committed(cast("Sequence", self))
+            with self._store.recorder.span("commit"):
+                self._indexes.advance(self._tables, self._positions, self._first_row)
+                self._store._committed(cast("Sequence", self))
 
     @locked
     def abort_step(self) -> None:
@@ -124,9 +130,16 @@ class Steps:
         if self._next_layer is None:
             return
         self._store.counters.aborted_steps += 1
+        self._indexes.abort()
         for table in self._tables:
             table.truncate(self._n_rows)
         self._close_step()
+
+    def _positions_with_step(self) -> Runs:
+        """RoPE positions of all rows, those of the open step included."""
+        positions = self._positions.clone()
+        positions.append(self._new_positions())
+        return positions
 
     def _new_positions(self) -> npt.NDArray[np.int64]:
         """RoPE positions of the open step's rows; by default they go on from the last row, the first token being 0."""
@@ -139,6 +152,7 @@ class Steps:
 
     def _close_step(self) -> None:
         self._next_layer, self._step_rows, self._step_positions = None, 0, None
+        self._step_span.end()
 
     def _out_of_order(self, layer: int) -> str:
         if self._next_layer is None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from collections.abc import Sequence as SequenceABC
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvstore.attention import Attended, Attention
-from kvstore.budget import Budget, check_budget
+from kvstore.attending import Attending
+from kvstore.attention import Attention
 from kvstore.config import StoreConfig
 from kvstore.durable import Durable
 from kvstore.errors import (
@@ -21,34 +20,25 @@ from kvstore.errors import (
     SequenceNotFoundError,
     StoreClosedError,
 )
-from kvstore.explain import Explanation
 from kvstore.heap import Heap
 from kvstore.index.workspace import Workspace
 from kvstore.index_builder import IndexBuilder
 from kvstore.locking import StoreLock, locked
 from kvstore.maintenance import Maintenance, countdown
-from kvstore.mass import measure
-from kvstore.paged_rows import open_rows
-from kvstore.planner import Plan, plan_attention
 from kvstore.prefixes import Match, Prefixes
 from kvstore.queries import Queries
 from kvstore.schema import Schema
 from kvstore.sequence import Sequence
 from kvstore.stats import Counters, StoreStats, collect
 from kvstore.tokens import Tokens
-from kvstore.validate import (
-    check_layer,
-    check_query,
-    check_scale,
-    query_array,
-)
 
 if TYPE_CHECKING:
     from kvstore.persistence import Persistence
     from kvstore.spill_pool import SpillPool
+    from kvstore.timeline import Timeline
 
 
-class KVStore(Queries, Durable):
+class KVStore(Queries, Attending, Durable):
     """Keys and values of many sequences of one model, with an index over the keys of each table.
 
     `KVStore(schema)` lives in memory; `KVStore.open(path, schema)` keeps its sequences in a directory too.
@@ -70,8 +60,9 @@ class KVStore(Queries, Durable):
         self.workspace = Workspace()
         self.indexing = IndexBuilder(schema, self.config, self.workspace)
         self.codebooks, self.iterations = self.indexing.codebooks, self.indexing.iterations
-        self.maintenance = Maintenance()
-        self._attention = Attention(schema, self.config, self.workspace)
+        self.recorder = self.indexing.recorder
+        self.maintenance = Maintenance(self.config.index.threads)
+        self._attention = Attention(schema, self.config, self.workspace, self.recorder)
         self._sequences: dict[str, Sequence] = {}
         self._try_indexes()
         self._generation = self._clock = 0
@@ -182,6 +173,14 @@ class KVStore(Queries, Durable):
             self.heap.close()
             self._closed = True
 
+    def timeline(self) -> AbstractContextManager[Timeline]:
+        """Record what the store does, and when, while the context is open; see `Timeline`.
+
+        `with store.timeline() as timeline: ...`, then `timeline.save("trace.json")`. Raises `ConfigError` when one is
+        being recorded already.
+        """
+        return self.recorder.record()
+
     @locked
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait for all work in the background and take its results.
@@ -202,92 +201,10 @@ class KVStore(Queries, Durable):
         self._find(sequence)._train_codebooks(layer)
 
     @locked
-    def attend(
-        self,
-        layer: int,
-        sequences: SequenceABC[Sequence],
-        q: torch.Tensor,
-        *,
-        budget: Budget | str = "sequence",
-        scale: float | None = None,
-    ) -> torch.Tensor:
-        """Attention of one token of each sequence: q [n_sequences, n_q_heads, head_dim] -> [..., value_dim], q's dtype.
-
-        What a sequence gets does not depend on the others. `budget` overrides the sequences' own.
-        """
-        self._check_open()
-        check_layer(self.schema, layer)
-        if scale is not None:
-            check_scale(scale)
-        check_query(q, (len(sequences), self.schema.n_q_heads, self.schema.head_dim))
-        if self._persistence is not None:
-            self._persistence.residency.use(sequences)
-        plans = [self._plan(seq, layer, budget) for seq in sequences]
-        if not plans:
-            return q.new_empty(0, self.schema.n_q_heads, self.schema.value_dim)
-        attended = self._run(layer, sequences, plans, q, scale)
-        for plan in plans:
-            self.counters.attends[plan.method] += 1
-            self.counters.rows_attended += plan.n_attended
-            self.counters.rows_available += plan.n_rows - plan.first
-        out = torch.from_numpy(attended.out).view(len(plans), self.schema.n_q_heads, self.schema.value_dim)
-        return out.to(q.dtype)
-
-    @locked
-    def explain(
-        self,
-        sequence: Sequence | str | None,
-        layer: int,
-        q: torch.Tensor,
-        *,
-        analyze: bool = False,
-        budget: Budget | str = "sequence",
-    ) -> Explanation:
-        """Say what `attend` would do for q [n_q_heads, head_dim]; with `analyze=True` do it and measure it."""
-        seq = self._find(sequence)
-        check_layer(self.schema, layer)
-        check_query(q, (self.schema.n_q_heads, self.schema.head_dim))
-        plan = self._plan(seq, layer, budget)
-        grouped = self._grouped(q[None])[0]
-        measured = None
-        if analyze and plan.n_rows > plan.first:
-            attended = self._run(layer, [seq], [plan], q[None], None)
-            with self._open_table(seq, layer) as table:
-                measured = measure(table, plan, attended, grouped, self.schema.scale)
-        index = seq._indexes[layer].describe()
-        table = seq._tables[layer]
-        return Explanation(seq.name, layer, self.schema, plan, index, measured, table.n_blocks, table.n_spilled)
-
-    @locked
     def stats(self) -> StoreStats:
         """Return sizes and counters; O(sequences * layers)."""
         self._check_open()
         return collect(self)
-
-    def _run(
-        self, layer: int, sequences: SequenceABC[Sequence], plans: list[Plan], q: torch.Tensor, scale: float | None
-    ) -> Attended:
-        tables = [seq._tables[layer] for seq in sequences]
-        indexes = [seq._indexes[layer] for seq in sequences]
-        scale = self.schema.scale if scale is None else scale
-        with open_rows(tables, self._spill_pool) as rows:
-            return self._attention.run(rows, indexes, plans, self._grouped(q), scale)
-
-    def _grouped(self, q: torch.Tensor) -> npt.NDArray[np.float32]:
-        s = self.schema
-        return query_array(q, (len(q), s.n_kv_heads, s.group, s.head_dim))
-
-    def _plan(self, seq: Sequence, layer: int, budget: Budget | str) -> Plan:
-        self._check_own(seq)
-        if budget == "sequence":
-            budget = seq.budget
-        else:
-            check_budget(budget)  # type: ignore[arg-type]
-        n_rows = seq._tables[layer].n_rows
-        if n_rows <= seq.first_row:
-            raise InvalidQueryError(f"sequence {seq.name!r} has no rows in layer {layer} to attend to; append first")
-        covered, heads = seq._indexes[layer].covered, self.schema.n_kv_heads
-        return plan_attention(self.config, budget, seq.first_row, n_rows, covered, layer, heads)  # type: ignore[arg-type]
 
     def _find(self, sequence: Sequence | str | None) -> Sequence:
         self._check_open()

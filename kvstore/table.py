@@ -190,10 +190,14 @@ class Table:
     def snapshot(self) -> Table:
         """Return a reader of the rows as they are now, for any thread.
 
-        It holds nothing: once blocks have been truncated or spilled it reads what came to their place.
+        It holds nothing: once blocks have been truncated or spilled it reads what came to their place. The keys of the
+        last block are copied if it has room left: the table leaves a shared one when it grows, and whoever shared it
+        may give it back.
         """
         twin = Table(self._schema, self._heap, self.layer, self.below)
         twin._blocks, twin.n_rows, twin.n_spilled = self._blocks[:], self.n_rows, self.n_spilled
+        if self.n_rows & (self._schema.block_tokens - 1):
+            twin._blocks[-1] = self.block(-1).copy()
         return twin
 
     def read(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:

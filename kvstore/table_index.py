@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from kvstore.drift import Drift
 from kvstore.errors import MaintenanceError
+from kvstore.first_build import FirstBuild, FirstBuilds
 from kvstore.index.base import Index
 from kvstore.index.runs import Runs
 from kvstore.index.weighting import QueryMoments
@@ -29,7 +30,7 @@ GROWTH = 8
 train for ever."""
 
 
-class TableIndex:
+class TableIndex(FirstBuilds):
     """Builds, extends and shortens the index of one table.
 
     Covered are the rows between the sinks and the window; what waits for its turn in between is the tail, which every
@@ -37,15 +38,17 @@ class TableIndex:
     when the thread that owns the sequence takes the result.
     """
 
-    __slots__ = ("_builder", "_config", "_job", "_job_stop", "_layer", "_notes", "_queries", "_trained_rows", "drift",
-                 "index", "n_builds")  # fmt: skip
+    __slots__ = ("_builder", "_config", "_job", "_job_stop", "_notes", "_queries",
+                 "_trained_rows", "drift", "index", "layer", "n_builds")  # fmt: skip
 
     def __init__(self, builder: IndexBuilder, layer: int) -> None:
         self._builder = builder
         self._config = builder.config
-        self._layer = layer
+        self.layer = layer
         self._job: Job[Built] | None = None
         self._job_stop = 0  # one past the last row that the job reads
+        self._first: FirstBuild | None = None
+        self._failed_stop = 0
         self._trained_rows = 0
         self._notes: dict[str, Any] = {}
         self._queries = QueryMoments()
@@ -61,7 +64,13 @@ class TableIndex:
     @property
     def rebuilding(self) -> bool:
         """Whether work in the background waits, runs or has a result to take."""
-        return self._job is not None
+        return self._job is not None or self._first is not None
+
+    @property
+    def working(self) -> bool:
+        """Whether work in the background waits or runs."""
+        jobs = (self._job, self._first.job if self._first is not None else None)
+        return any(job is not None and not job.done for job in jobs)
 
     @property
     def drift_ratio(self) -> float | None:
@@ -99,16 +108,22 @@ class TableIndex:
 
     def advance(self, table: Table, positions: Runs, first_row: int, maintenance: Maintenance) -> None:
         """Cover the rows that have left the window, once there are enough of them to be worth a call."""
+        self.settle()
         if self._job is not None and self._job.done and not self._job.failed:
             self.adopt(table, positions, table.n_rows)
         settings = self._config.index
         start, stop = first_row + self._config.sinks, table.n_rows - self._config.window
         if self.index is None:
-            if settings.kind == "flat" or stop - start < settings.min_rows:
+            if not self._is_wanted(start, stop) or (self._first is not None and self._first.committed):
+                return
+            self.begin(table, lambda: positions, first_row, maintenance)
+            if self._first is not None:
+                self._first.committed = True
+                self.settle(wait=False)
                 return
             self.build(table, positions, first_row)
         elif stop - self.index.stop_row >= settings.append_rows:
-            if self.drift is not None and self._builder.may_donate(self._layer, stop - start):
+            if self.drift is not None and self._builder.may_donate(self.layer, stop - start):
                 self.build(table, positions, first_row)  # long enough by now for the codebook that all will share
             else:
                 self._add(self.index, table, positions, stop)
@@ -128,9 +143,11 @@ class TableIndex:
         keys, where = table.read_keys(start, stop), positions.at(np.arange(start, stop))
         if own:
             settings = self._builder.iterations_for(stop - start)
-            built = self._builder.train(self._layer, start, keys, where, settings, self.query_moments)
+            with self._builder.recorder.span("build", self.layer):
+                built = self._builder.train(self.layer, start, keys, where, settings, self.query_moments)
         else:
-            built = self._builder.build(self._layer, start, keys, where, self.query_moments)
+            with self._builder.recorder.span("build", self.layer):
+                built = self._builder.build(self.layer, start, keys, where, self.query_moments)
         self.cancel()
         self._take(built)  # only now: a build that fails leaves what was there
 
@@ -139,10 +156,11 @@ class TableIndex:
         start, stop = first_row + self._config.sinks, table.n_rows - self._config.window
         if stop <= start or self._config.index.kind == "flat":
             return
+        self.settle()
         self.cancel()
         own = self._config.index.codebook != "model"
         where = positions.at(np.arange(start, stop))
-        work = Rebuild(self._builder, self._layer, table.snapshot(), start, stop, where, own, self.query_moments)
+        work = Rebuild(self._builder, self.layer, table.snapshot(), start, stop, where, own, self.query_moments)
         self._job, self._job_stop = maintenance.submit(work), stop
 
     def adopt(self, table: Table, positions: Runs, n_rows: int, timeout_s: float | None = None) -> None:
@@ -150,6 +168,9 @@ class TableIndex:
 
         Raises `MaintenanceError` when the work failed (once; the index is as it was) and `TimeoutError`.
         """
+        if self._first is not None and self._first.committed:
+            self._wait(timeout_s)
+            self._take_first()
         job = self._job
         if job is None:
             return
@@ -164,6 +185,8 @@ class TableIndex:
 
     def raise_failure(self) -> None:
         """Raise `MaintenanceError` if work in the background has failed; does not wait."""
+        if self._first is not None and self._first.committed and self._first.job.failed:
+            self._take_first()
         if self._job is not None and self._job.failed:
             job = self._job
             self._give_up()
@@ -174,11 +197,17 @@ class TableIndex:
         if self._job is not None:
             self._job.cancel()
             self._job = None
+        if self._first is not None:
+            self._first.job.cancel()
+            self._first = None
 
     def truncate(self, n_rows: int) -> None:
         """Uncover what is inside the window of a table cut to n_rows; the codebook stays."""
         stop = n_rows - self._config.window
-        if stop < self._job_stop:
+        self.settle()
+        if stop < self._failed_stop:
+            self._failed_stop = 0
+        if stop < (self._first.premise.stop if self._first is not None else self._job_stop):
             self.cancel()  # it reads, or will have covered, rows that are no more
         if self.index is not None:
             stop = max(self.index.first_row, stop)
@@ -186,10 +215,15 @@ class TableIndex:
                 self.index.truncate(stop)
 
     def fork(self) -> TableIndex:
-        """Return an independent copy; codebooks are shared, work in the background is not."""
-        twin = TableIndex(self._builder, self._layer)
+        """Return an independent copy; codebooks are shared, work in the background is not.
+
+        The first index is, since it is waited for; where the settings say not to wait, the twin builds its own.
+        """
+        self.settle()
+        twin = TableIndex(self._builder, self.layer)
         twin.index = self.index.clone() if self.index is not None else None
         twin.drift = self.drift.clone() if self.drift is not None else None
+        twin._failed_stop = self._failed_stop
         twin._trained_rows, twin._notes, twin._queries = self._trained_rows, self._notes, self._queries.clone()
         return twin
 
@@ -219,7 +253,7 @@ class TableIndex:
 
     def _take(self, built: Built) -> None:
         self.index, self.drift, self._notes = built.index, built.drift, built.notes
-        self._trained_rows = built.trained_rows
+        self._trained_rows, self._failed_stop = built.trained_rows, 0
         self.n_builds += built.trained
 
     def _add(self, index: Index, table: Table, positions: Runs, stop: int) -> None:

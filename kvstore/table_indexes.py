@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from kvstore.config import IndexConfig
+from kvstore.config import OVERLAP, IndexConfig
 from kvstore.errors import InvalidQueryError
 from kvstore.index.runs import Runs
 from kvstore.index_builder import IndexBuilder
@@ -38,6 +38,28 @@ class TableIndexes:
         """Cover the committed rows that have left the window, in all layers."""
         for table, keeper in zip(tables, self._keepers, strict=True):
             keeper.advance(table, positions, first_row, self._maintenance)
+
+    def begin(self, layer: int, tables: Sequence[Table], positions: Callable[[], Runs], first_row: int) -> None:
+        """Begin what first indexes can be built now that a layer has its rows, if the settings say so.
+
+        The layer before is looked at again: a model says only after `append` what its queries and its padding are.
+        `positions` returns those of all rows, the open step's included.
+        """
+        if self._settings.build != OVERLAP:
+            return
+        last = layer if self._builder.wants_queries else layer + 1
+        for at in range(max(0, layer - 1), last):
+            self._keepers[at].begin(tables[at], positions, first_row, self._maintenance)
+
+    def settle(self) -> None:
+        """Take first indexes that were begun, after waiting for them if the settings say so; raises no failure."""
+        for keeper in self._keepers:
+            keeper.settle()
+
+    def abort(self) -> None:
+        """Give up builds over rows that are taken back."""
+        for keeper in self._keepers:
+            keeper.abort()
 
     def reindex(
         self, tables: Sequence[Table], positions: Runs, first_row: int, layers: Iterable[int], background: bool

@@ -7,7 +7,7 @@ from itertools import count
 
 import torch
 
-from kvstore.config import StoreConfig
+from kvstore.config import COMMIT, StoreConfig
 from kvstore.index.warming import MANY_ROWS
 from kvstore.index.warming import warmup as warm_indexes
 from kvstore.schema import Schema
@@ -47,7 +47,8 @@ def warmup(schema: Schema, config: StoreConfig | None = None) -> None:
 
 def _small_config(config: StoreConfig) -> StoreConfig:
     """The same kernels for few rows: nothing is dense by its length, and tables are indexed early."""
-    index = replace(config.index, min_rows=MANY_ROWS // 2, append_rows=1, codebook_rows=MANY_ROWS // 2, iterations=None)
+    index = replace(config.index, min_rows=MANY_ROWS // 2, append_rows=1, codebook_rows=MANY_ROWS // 2, iterations=None,
+                    build=COMMIT)  # fmt: skip
     return replace(config, sinks=1, window=4, dense_rows=0, min_selected=1, heap_bytes=0, index=index)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kvstore.cli.errors import one_line_errors
+from kvstore.cli.errors import fail, one_line_errors
 from kvstore.cli.options import BUDGET_HELP, Dtype, DtypeOption, ModelOption, ThreadsOption, parse_budget, threads
 from kvstore.config import StoreConfig
 
@@ -41,6 +42,14 @@ def generate(
     sinks: Annotated[int, typer.Option("--sinks", metavar="N", help="First rows, read in every step.")] = 4,
     window: Annotated[int, typer.Option("--window", metavar="N", help="Last rows, read in every step.")] = 64,
     dtype: DtypeOption = Dtype.float32,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(
+            "--timeline",
+            metavar="FILE",
+            help="Write what ran when: a trace for ui.perfetto.dev, or a picture if the name ends in .png.",
+        ),
+    ] = None,
     threads_: ThreadsOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print text and figures as JSON at the end.")] = False,
 ) -> None:
@@ -51,8 +60,10 @@ def generate(
     """
     with one_line_errors():
         config = StoreConfig(budget=parse_budget(budget), sinks=sinks, window=window)
+        if timeline is not None and timeline.suffix == ".png" and find_spec("matplotlib") is None:
+            fail("matplotlib is not installed; run: pip install matplotlib, or name a .json file")
         with threads(threads_):
-            _run(prompt_file, model, dtype, config, max_new_tokens, chat, store, as_json)
+            _run(prompt_file, model, dtype, config, max_new_tokens, chat, store, as_json, timeline)
 
 
 def _run(
@@ -64,6 +75,7 @@ def _run(
     chat: bool | None,
     store: Path | None,
     as_json: bool,
+    timeline: Path | None,
 ) -> None:
     from kvstore.adapters.model_files import load_model
     from kvstore.cli.generation import generate_text
@@ -75,7 +87,7 @@ def _run(
         loaded = load_model(model, str(dtype), stages)
     prompt = encode_prompt(loaded, text, chat)
     check_length(loaded, len(prompt), n_new)
-    result = generate_text(loaded, prompt, config, n_new, _silent if as_json else _print, store)
+    result = generate_text(loaded, prompt, config, n_new, _silent if as_json else _print, store, timeline)
     if as_json:
         typer.echo(json.dumps(result.as_dict()))
         return

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -69,10 +69,12 @@ def generate_text(
     n_new: int,
     emit: Callable[[str], None],
     path: Path | None = None,
+    timeline: Path | None = None,
 ) -> Generation:
     """Continue a prompt by at most n_new tokens, greedily; `emit` is given the text as it comes.
 
-    With `path` what is read is kept in a store there, and what is there already is not read again. Raises
+    With `path` what is read is kept in a store there, and what is there already is not read again. `timeline` is the
+    file for what ran when. Raises
     `UnsupportedModelError` when the store cannot serve the model, and what opening the store raises.
     """
     stream = TextStream(loaded.tokenizer, emit)
@@ -81,13 +83,29 @@ def generate_text(
         if path is not None:
             with open_store(path, loaded.model, config) as store, kept_text(loaded.model, store, prompt) as kept:
                 kept.cache.set_budget(config.budget)
-                _generate(loaded.model, prompt, n_new, kept.cache, stream)
+                with _recorded(kept.cache, timeline):
+                    _generate(loaded.model, prompt, n_new, kept.cache, stream)
                 kept.tokens = [*prompt, *stream.tokens]
                 found = _result(loaded, kept.cache, config.budget, len(prompt), stream, started)
                 return replace(found, n_stored_tokens=kept.n_stored)
         with closing(StoreCache(loaded.model, config=config)) as cache:
-            _generate(loaded.model, prompt, n_new, cache, stream)
+            with _recorded(cache, timeline):
+                _generate(loaded.model, prompt, n_new, cache, stream)
             return _result(loaded, cache, config.budget, len(prompt), stream, started)
+
+
+@contextmanager
+def _recorded(cache: StoreCache, file: Path | None) -> Iterator[None]:
+    """Record what the cache's store does inside the context, and write it to a file, if there is one."""
+    if file is None or cache.store is None:
+        yield
+        return
+    with cache.store.timeline() as timeline:
+        yield
+    if file.suffix == ".png":
+        timeline.plot(file)
+    else:
+        timeline.save(file)
 
 
 @torch.inference_mode()

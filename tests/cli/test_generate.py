@@ -154,3 +154,22 @@ def test_what_a_store_has_is_not_read_again(run, model_dir, tmp_path):
     assert "of them stored before" in result.stderr
     shown = json.loads(run("inspect", tmp_path / "book.kv", "--json").stdout)
     assert len(shown["sequences"]) >= 2
+
+
+def test_a_timeline_is_written(run, model_dir, prompt, tmp_path):
+    file = tmp_path / "trace.json"
+    arguments = ("generate", "--model", model_dir, "--prompt-file", prompt, "--max-new-tokens", 3, "--timeline")
+    assert run(*arguments, file).exit_code == 0
+    names = {event["name"] for event in json.loads(file.read_text())["traceEvents"]}
+    assert {"step", "append", "commit", "attend"} <= names
+    refused = run(*arguments, tmp_path / "no folder" / "trace.json")
+    assert refused.exit_code == 2
+    assert "no folder" in refused.stderr
+
+
+def test_a_timeline_may_be_a_picture(run, model_dir, prompt, tmp_path):
+    pytest.importorskip("matplotlib", reason="plots need matplotlib")
+    file = tmp_path / "trace.png"
+    arguments = ("generate", "--model", model_dir, "--prompt-file", prompt, "--max-new-tokens", 3)
+    assert run(*arguments, "--timeline", file).exit_code == 0
+    assert file.read_bytes().startswith(b"\x89PNG")

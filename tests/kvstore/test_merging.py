@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import kvstore.merging
 from kvstore import KVStore, Schema, SchemaMismatchError, StoreConfig
 from kvstore.merging import merge_attention
+from tests.builders import SCHEMA, append, cut, flat_config, make_query, make_rows, same_bits
 
 
 def attention(scores, values):
@@ -109,3 +110,22 @@ def test_stores_that_hold_parts_of_the_rows_merge_to_the_store_of_all():
 
 def test_the_example():
     assert doctest.testmod(kvstore.merging).failed == 0
+
+
+@pytest.mark.parametrize("n_parts", [1, 2, 5])
+def test_stores_that_hold_parts_of_the_rows_attend_as_one(n_parts):
+    rows, q = make_rows(SCHEMA, 300, 1), make_query(SCHEMA, 2)
+    whole = KVStore(SCHEMA, flat_config(budget=None)).create("all")
+    append(whole, rows)
+    cuts, outs, norms = [300 * i // n_parts for i in range(n_parts + 1)], [], []
+    for start, stop in pairwise(cuts):
+        part = KVStore(SCHEMA, flat_config(budget=None)).create("part")
+        append(part, cut(rows, start, stop), np.arange(start, stop))
+        out, norm = part.attend_with_log_norm(1, q)
+        assert same_bits(out, part.attend(1, q))
+        outs.append(out)
+        norms.append(norm)
+    merged, norm = merge_attention(outs, norms)
+    out, whole_norm = whole.attend_with_log_norm(1, q)
+    torch.testing.assert_close(merged, out, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(norm, whole_norm, rtol=1e-6, atol=1e-5)

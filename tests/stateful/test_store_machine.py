@@ -270,6 +270,15 @@ class RefiningStoreMachine(StoreMachine):
     )
 
 
-@pytest.mark.parametrize("machine", [StoreMachine, IndexedStoreMachine, RefiningStoreMachine])
+class OverlappingStoreMachine(StoreMachine):
+    """First indexes come when they come; until then rows are scanned exactly."""
+
+    config = StoreConfig(index=dataclasses.replace(PQ, build="overlap", wait=False), **SMALL)
+
+
+MACHINES = [StoreMachine, IndexedStoreMachine, RefiningStoreMachine, OverlappingStoreMachine]
+
+
+@pytest.mark.parametrize("machine", MACHINES)
 def test_any_sequence_of_calls_leaves_the_store_like_the_model(machine):
     run_state_machine_as_test(machine, settings=settings(max_examples=40, stateful_step_count=40))
