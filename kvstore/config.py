@@ -17,6 +17,7 @@ REDUCTIONS = ("sum_softmax", "max", "mean")
 CODEBOOKS = ("sequence", "model", "auto")
 ADAPTIVE = "adaptive"
 COMMIT, OVERLAP = "commit", "overlap"
+EXTEND, REINDEX, SEGMENT = TURNS = "extend", "reindex", "segment"
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,11 @@ class IndexConfig:
         wait: with "overlap", whether a query waits for the index of its layer; else it scans exactly until that is
             there, and whatever comes first (commit, truncate, fork) goes on without it.
         threads: worker threads, each with one kernel thread.
+        turns: what happens when a commit brings at least `min_rows` more rows to a table that has an index, as the next
+            input of a conversation does (PQCache, section 3.4). "extend": they are coded with the codebook there is.
+            "reindex": the whole table is trained again. "segment": they are trained on their own, and what follows is
+            coded with their codebook. With keys coded before RoPE codebooks do not age with the position, so the first
+            costs little quality.
     """
 
     kind: str = "pq"
@@ -61,6 +67,7 @@ class IndexConfig:
     build: str = COMMIT
     wait: bool = True
     threads: int = 1
+    turns: str = EXTEND
 
     def __post_init__(self) -> None:
         if self.min_rows < 1 or self.append_rows < 1:
@@ -72,6 +79,7 @@ class IndexConfig:
         self._check_codebook()
         self._check_iterations()
         self._check_build()
+        self._check_turns()
 
     def _check_codebook(self) -> None:
         if self.codebook not in CODEBOOKS:
@@ -88,6 +96,12 @@ class IndexConfig:
             raise ConfigError(f"wait must be True or False, not {self.wait!r}")
         if not isinstance(self.threads, int) or isinstance(self.threads, bool) or self.threads < 1:
             raise ConfigError(f"threads must be a whole number from 1 on, not {self.threads!r}")
+
+    def _check_turns(self) -> None:
+        if self.turns not in TURNS:
+            raise ConfigError(f"turns must be one of {', '.join(TURNS)}, not {self.turns!r}")
+        if self.turns == SEGMENT and self.codebook != "sequence":
+            raise ConfigError("segments have codebooks of their own; turns='segment' goes with codebook='sequence'")
 
     def _check_iterations(self) -> None:
         if self.iterations is None:

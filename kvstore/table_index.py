@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from kvstore.codebooks import has_codebook
+from kvstore.config import EXTEND, REINDEX
 from kvstore.drift import Drift
 from kvstore.errors import MaintenanceError
 from kvstore.first_build import FirstBuild, FirstBuilds
 from kvstore.index.base import Index
 from kvstore.index.runs import Runs
+from kvstore.index.segments import SegmentedIndex
 from kvstore.index.weighting import QueryMoments
 from kvstore.index_builder import Built, IndexBuilder, Moments, observe
 from kvstore.maintenance import Job, Maintenance
@@ -125,6 +129,8 @@ class TableIndex(FirstBuilds):
         elif stop - self.index.stop_row >= settings.append_rows:
             if self.drift is not None and self._builder.may_donate(self.layer, stop - start):
                 self.build(table, positions, first_row)  # long enough by now for the codebook that all will share
+            elif settings.turns != EXTEND and self._is_turn(self.index, stop):
+                self._take_turn(self.index, table, positions, first_row, stop)
             else:
                 self._add(self.index, table, positions, stop)
         else:
@@ -234,6 +240,25 @@ class TableIndex(FirstBuilds):
         ratio = self.drift_ratio
         drift = {"drift": round(ratio, 3)} if ratio is not None else {}
         return {**self.index.describe(), **self._notes, **drift}
+
+    def _is_turn(self, index: Index, stop: int) -> bool:
+        """Whether the rows that have left the window are an input, and there is something to train on them."""
+        return has_codebook(index) and stop - index.stop_row >= self._config.index.min_rows
+
+    def _take_turn(self, index: Index, table: Table, positions: Runs, first_row: int, stop: int) -> None:
+        """Index the next input of a conversation in the way that the settings say."""
+        start = index.stop_row
+        if self._config.index.turns == REINDEX or index.n_rows == 0:
+            self.build(table, positions, first_row)
+            return
+        keys, where = table.read_keys(start, stop), positions.at(np.arange(start, stop))
+        settings = self._builder.iterations_for(stop - start)
+        with self._builder.recorder.span("build", self.layer):
+            built = self._builder.train(self.layer, start, keys, where, settings, self.query_moments)
+        self.cancel()
+        former = index.segments if isinstance(index, SegmentedIndex) else [index]
+        whole = SegmentedIndex([*former, built.index], workspace=self._builder.workspace)
+        self._take(replace(built, index=whole))
 
     def _should_train(self) -> bool:
         settings = self._config.index
