@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvstore.cli.errors import one_line_errors
-from kvstore.cli.options import BUDGET_HELP, MODEL_HELP, Dtype, DtypeOption, ThreadsOption, parse_budget, threads
-from kvstore.config import StoreConfig
+from kvstore.cli.options import BUDGET_HELP, MODEL_HELP, Dtype, DtypeOption, ThreadsOption, Turns, parse_budget, threads
+from kvstore.config import IndexConfig, StoreConfig
 
 if TYPE_CHECKING:
     from kvstore.chat.conversation import ChatSettings
@@ -47,6 +47,10 @@ def chat(
         str | None, typer.Option("--once", metavar="TEXT", help="Say this, print the answer, and end.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON a turn instead of text.")] = False,
+    turns: Annotated[
+        Turns,
+        typer.Option("--turns", help="How the index takes what is new: extend, train again, or a part of its own."),
+    ] = Turns.extend,
     dtype: DtypeOption = Dtype.float32,
     threads_: ThreadsOption = None,
 ) -> None:
@@ -61,7 +65,8 @@ def chat(
 
         sampling = Sampling(temperature, top_p, seed)
         settings = ChatSettings(name, system, max_new_tokens, sampling)
-        _run(model, str(dtype), store, StoreConfig(budget=parse_budget(budget)), settings, once, as_json)
+        config = StoreConfig(budget=parse_budget(budget), index=IndexConfig(turns=str(turns)))
+        _run(model, str(dtype), store, config, settings, once, as_json)
 
 
 def _run(

@@ -25,6 +25,14 @@ class Dtype(StrEnum):
     float16 = "float16"
 
 
+class Turns(StrEnum):
+    """What happens to the index when a conversation goes on; see `IndexConfig.turns`."""
+
+    extend = "extend"
+    reindex = "reindex"
+    segment = "segment"
+
+
 ModelOption = Annotated[Path | None, typer.Option("--model", metavar="PATH", help=MODEL_HELP, show_default=False)]
 ThreadsOption = Annotated[
     int | None, typer.Option("--threads", min=1, metavar="N", help="Threads to compute with; left out, torch decides.")
