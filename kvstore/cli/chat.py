@@ -49,7 +49,7 @@ def chat(
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON a turn instead of text.")] = False,
     turns: Annotated[
         Turns,
-        typer.Option("--turns", help="How the index takes what is new: extend, train again, or a part of its own."),
+        typer.Option("--turns", help="How the index takes what is new: see IndexConfig.turns."),
     ] = Turns.extend,
     dtype: DtypeOption = Dtype.float32,
     threads_: ThreadsOption = None,
