@@ -34,6 +34,7 @@ from kvstore.storage.spill_settings import DURABILITIES, SpillSettings
 OURS, COPIES, RAW, FILES = "LmdbTier", "LmdbTier, copies", "raw py-lmdb", "plain files"
 WRITE = Metric("write", "MB/s", "higher")
 READ = Metric("read", "MB/s", "higher")
+FREED_BYTES = 24 << 20
 EXTENT = RowShape("float16", n_blocks=1, n_tokens=64, n_heads=8, key_dim=128, value_dim=128)
 
 
@@ -292,6 +293,16 @@ def _add(report: Report, case: str, metric: Metric, work: Work, times: dict[str,
                 report.add(f"{case}, {ours}", metric, rates[ours], peer, rates[peer])
 
 
+def _settle_allocator() -> None:
+    """Free a large block once: the C library keeps freed memory up to twice the largest block that it saw freed.
+
+    Else it gives memory back to the system after each transaction, and pays for every page of it at the next one. A
+    process with a model has freed large arrays long ago.
+    """
+    block = bytearray(FREED_BYTES)
+    del block
+
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -307,6 +318,7 @@ def main(
 
     versions = {name: metadata.version(name) for name in ("lmdb", "xxhash")}
     report = Report("spill", {**describe_machine(), **versions})
+    _settle_allocator()
     folder.mkdir(parents=True, exist_ok=True)
     with reported(report, json) as tell, tempfile.TemporaryDirectory(dir=folder) as place:
         run_spill(QUICK if quick else Options(), Path(place), report, tell)
