@@ -125,13 +125,14 @@ def _measure(
         peers = layouts(layer)
         full_errors = _check_torch(peers, exact, dtype)
         marks = {budget: _checked(seq, layer, exact, budget, dtype) for budget in options.budgets}
-        times, taps = _time(seq, layer, peers, options, _told(tell, kind))
+        times, spent, taps = _time(seq, layer, peers, options, _told(tell, kind))
     torch_ms = {name: times[name] for name in peers}
     gains = {}
     for budget, marked in marks.items():
-        found = Found(times[budget_label(budget)], times[SCAN], *taps[budget].split_ms(), marked)
+        name = budget_label(budget)
+        found = Found(times[name], spent[name], times[SCAN], *taps[budget].split_ms(), marked)
         full = options.heads * layer.n_rows * layer.row_bytes
-        beside = Beside(torch_ms, full_errors, full, bytes_per_s, LIMITS[dtype])
+        beside = Beside(torch_ms, min(spent[name] for name in peers), full_errors, full, bytes_per_s, LIMITS[dtype])
         gains[budget] = attend_rows.add_attend(report, (kind, dtype, budget), layer.n_rows, found, beside)
     return gains
 
@@ -166,8 +167,8 @@ def _checked(seq: Sequence, layer: Layer, exact: list[Reference], budget: float 
 
 def _time(
     seq: Sequence, layer: Layer, peers: dict[str, Callable[[int], Any]], options: Options, tell: Tell
-) -> tuple[dict[str, float], dict[float | int, Tap]]:
-    """Return medians in ms by contender, and what the store did while it was timed, by budget."""
+) -> tuple[dict[str, float], dict[str, float], dict[float | int, Tap]]:
+    """Return medians by contender, of ms and of ms of processor time, and what the store did meanwhile, by budget."""
     taps = {budget: Tap() for budget in options.budgets}
     grouped = [np.ascontiguousarray(layer.grouped(i).float().numpy()) for i in range(len(layer.q))]
     calls: dict[str, Callable[[int], object]] = dict(peers)
@@ -175,8 +176,13 @@ def _time(
     for budget in options.budgets:
         calls[budget_label(budget)] = lambda i, budget=budget: seq.attend(0, layer.q[i], budget=budget)  # type: ignore[misc]
     counts = {name: _calls(call) for name, call in calls.items()}
-    contenders = [Contender(name, _turn(call, counts[name], len(layer.q))) for name, call in calls.items()]
+    spent_s: dict[str, list[float]] = {name: [] for name in calls}
+    contenders = [
+        Contender(name, _turn(call, counts[name], len(layer.q), spent_s[name])) for name, call in calls.items()
+    ]
     interleave(contenders, 1)
+    for figures in spent_s.values():
+        figures.clear()
     of_budget = {budget_label(budget): budget for budget in options.budgets}
     noted = [
         replace(one, scope=lambda name=one.name: attend_ours.tapped(seq, taps[of_budget[name]]))  # type: ignore[misc]
@@ -185,7 +191,10 @@ def _time(
         for one in contenders
     ]
     seconds = medians(interleave(noted, options.rounds, tell))
-    return {name: 1e3 * figure / counts[name] for name, figure in seconds.items()}, taps
+    wall, processor = (
+        {name: 1e3 * figure / counts[name] for name, figure in each.items()} for each in (seconds, medians(spent_s))
+    )
+    return wall, processor, taps
 
 
 def _calls(call: Callable[[int], object]) -> int:
@@ -196,16 +205,21 @@ def _calls(call: Callable[[int], object]) -> int:
     return max(1, min(64, round(ROUND_S / (time.perf_counter() - started))))
 
 
-def _turn(call: Callable[[int], object], n_calls: int, n_queries: int) -> Callable[[], None]:
-    """Return a turn of so many calls, each with the next query, so that rows chosen are seldom in the cache."""
+def _turn(call: Callable[[int], object], n_calls: int, n_queries: int, spent_s: list[float]) -> Callable[[], None]:
+    """Return a turn of so many calls, each with the next query, so that rows chosen are seldom in the cache.
+
+    A turn appends to spent_s what it took of the processor's time, all threads: what others do matters less to that.
+    """
     import torch
 
     queries = itertools.cycle(range(n_queries))
 
     def run() -> None:
+        started = time.process_time()
         with torch.inference_mode():
             for i in itertools.islice(queries, n_calls):
                 call(i)
+        spent_s.append(time.process_time() - started)
 
     return run
 

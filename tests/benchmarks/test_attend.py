@@ -45,6 +45,7 @@ def test_every_question_is_answered(report, monkeypatch):
         assert all(row.unit == "ms" and row.ours > 0 and row.ratio == row.peer_value / row.ours for row in times)
         goal = rows[attend_rows.GOAL.name, attend_rows.TARGET]
         assert goal.ours == pytest.approx(min(row.peer_value for row in times) / times[0].ours)
+        assert rows[attend_rows.PROCESSOR.name, attend_rows.BEST].ratio > 0
         assert rows[attend_rows.BYTES.name, attend_rows.FULL].ratio > 1
         error = rows[attend_rows.ERROR.name, attend_rows.LIMIT]
         assert 0 < error.ours <= error.peer_value == attend.LIMITS[case.split(", ")[1]]
