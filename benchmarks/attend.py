@@ -46,7 +46,7 @@ CHECKED = 2
 class Options:
     """Sizes of the layer; rows, dtypes, kinds of index and budgets to measure; different queries; rounds of timing."""
 
-    lengths: tuple[int, ...] = (8192, 32_768, 131_072, 524_288)
+    lengths: tuple[int, ...] = (2048, 8192, 32_768, 131_072, 524_288)
     dtypes: tuple[str, ...] = ("float32", "bfloat16")
     kinds: tuple[str, ...] = tuple(KINDS)
     budgets: tuple[float | int, ...] = (1024, attend_rows.TENTH)
@@ -64,7 +64,7 @@ class Options:
         return self.heads * self.head_dim * n_rows * (made + for_torch + 2 * size + size + 4)
 
 
-QUICK = Options(lengths=(8192, 32_768), rounds=3, queries=4)
+QUICK = Options(lengths=(2048, 8192, 32_768), rounds=3, queries=4)
 
 
 def run_attend(options: Options, report: Report, tell: Tell) -> None:
@@ -230,7 +230,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def main(
     json: Annotated[Path | None, typer.Option(help="Write the rows to this file.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="8K and 32K rows, few rounds: a minute.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="2K to 32K rows, few rounds: a minute.")] = False,
     lengths: Annotated[str | None, typer.Option(help="Rows, separated by commas.")] = None,
     dtypes: Annotated[str | None, typer.Option(help="float32, bfloat16, or both with a comma.")] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Turns of each competitor.")] = None,

@@ -94,11 +94,14 @@ def scan_only(seq: Sequence, q: np.ndarray[Any, np.dtype[np.float32]]) -> None:
 
 
 def moved_bytes(seq: Sequence, plan: Plan, row_bytes: int) -> float:
-    """Bytes that an attend has to read at least: codes, candidates' keys, rows that are attended."""
+    """Bytes that an attend has to read at least: codes if the index is asked, candidates' keys, rows attended to."""
+    from kvstore.planner import INDEX
+
     index = seq._indexes[0].index
     assert index is not None
+    codes = index.code_bytes_per_key * index.n_rows if plan.method == INDEX else 0.0
     candidates = (plan.n_candidates - plan.n_selected) * row_bytes / 2  # keys that the rerank turns down
-    return index.n_kv_heads * (index.code_bytes_per_key * index.n_rows + candidates + plan.n_attended * row_bytes)
+    return index.n_kv_heads * (codes + candidates + plan.n_attended * row_bytes)
 
 
 def mass_caught(found: Reference, rows: np.ndarray[Any, np.dtype[np.int64]]) -> float:
@@ -112,6 +115,9 @@ def exact_rows(found: Reference, plan: Plan) -> np.ndarray[Any, np.dtype[np.int6
     """Rows that the plan would have attended to with exact selection, int64 [n_kv_heads, n]."""
     from kvstore.quality import best_rows
 
-    chosen = plan.sinks_stop + best_rows(found.scores[:, :, plan.sinks_stop : plan.tail_start], plan.n_selected)
     kept = np.r_[plan.first : plan.sinks_stop, plan.tail_start : plan.n_rows]
-    return np.concatenate([np.broadcast_to(kept, (len(chosen), len(kept))), chosen], axis=1)
+    kept = np.broadcast_to(kept, (len(found.scores), len(kept)))
+    if plan.n_selected == 0:  # the budget covers all rows
+        return kept
+    chosen = best_rows(found.scores[:, :, plan.sinks_stop : plan.tail_start], plan.n_selected)
+    return np.concatenate([kept, plan.sinks_stop + chosen], axis=1)

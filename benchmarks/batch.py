@@ -78,7 +78,7 @@ def _told(tell: Tell, size: int) -> Tell:
 
 
 def _case(size: int, options: Options, name: str) -> str:
-    return f"{size} sequences of up to {options.prompt_tokens} tokens, {name}"
+    return f"{size} sequence{'s' if size > 1 else ''} of up to {options.prompt_tokens} tokens, {name}"
 
 
 def _measure(

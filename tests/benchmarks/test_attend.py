@@ -68,6 +68,13 @@ def test_the_split_adds_up(report):
     assert all(row.peer_value == whole.ours for row in parts)
 
 
+def test_a_budget_that_covers_all_rows_reads_no_codes(report):
+    attend.run_attend(replace(ONE, budgets=(1000,)), report, quiet)
+    rows = {row.metric: row for row in report.rows if row.case == "1,000 rows, float32, rope 1x8, k = 1,000"}
+    assert rows[attend_rows.BYTES.name].ours == rows[attend_rows.BYTES.name].peer_value
+    assert rows[attend_rows.MASS.name].ours == pytest.approx(1.0)
+
+
 def test_a_wrong_result_of_ours_stops_the_run_before_it_is_timed(report, monkeypatch):
     right = KVStore.attend
     monkeypatch.setattr(KVStore, "attend", lambda *args, **options: 1.01 * right(*args, **options))

@@ -36,7 +36,7 @@ def test_every_question_is_answered(model, ids, config, report):
     check_report(report.as_dict())
     rows = {(row.case, row.metric, row.peer): row for row in report.rows}
     for size in TINY.sizes:
-        case = f"{size} sequences of up to 160 tokens"
+        case = f"{size} sequence{'s' if size > 1 else ''} of up to 160 tokens"
         full, fifth = f"{case}, store, full budget", f"{case}, store, 1/5"
         for name in (full, fifth):
             decode = rows[name, batch.DECODE.name, DYNAMIC]
