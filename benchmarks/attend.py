@@ -67,15 +67,39 @@ class Options:
 QUICK = Options(lengths=(2048, 8192, 32_768), rounds=3, queries=4)
 
 
+@dataclass(frozen=True)
+class Dense:
+    """A layer in one dtype, torch's ways to attend to all of it with their errors, and exact attention.
+
+    Attributes:
+        peers: by name, number of the query -> out. errors: of each against `exact`, which holds the first queries'.
+    """
+
+    dtype: str
+    layer: Layer
+    peers: dict[str, Callable[[int], Any]]
+    errors: dict[str, float]
+    exact: list[Reference]
+
+    @classmethod
+    def of(cls, layer: Layer, dtype: str) -> Dense:
+        """Compute exact attention and compare torch with it; raises `WrongResultError`."""
+        exact = [reference(layer, i) for i in range(min(CHECKED, len(layer.q)))]
+        peers = layouts(layer)
+        return cls(dtype, layer, peers, _check_torch(peers, exact, dtype), exact)
+
+
 def run_attend(options: Options, report: Report, tell: Tell) -> None:
     """Measure everything and add the rows; raises `WrongResultError` before anything wrong is timed."""
     gains: dict[tuple[str, str, float | int], dict[int, float]] = {}
     for n_rows in sorted(options.lengths):
         dtypes = [dtype for dtype in options.dtypes if _fits(options, n_rows, dtype, tell)]
         for dtype, layer, rope in _layers(options, n_rows, dtypes, tell):
-            where = f"{n_rows:,} rows, {dtype}"
+            at = _told(tell, f"{n_rows:,} rows, {dtype}")
+            at("exact attention")
+            dense = Dense.of(layer, dtype)
             for kind in options.kinds:
-                for budget, gain in _measure(layer, rope, kind, dtype, options, report, _told(tell, where)).items():
+                for budget, gain in _measure(dense, rope, kind, options, report, at).items():
                     gains.setdefault((kind, dtype, budget), {})[n_rows] = gain
     attend_rows.add_crossings(report, gains, sorted(options.lengths))
 
@@ -111,28 +135,30 @@ def _layers(options: Options, n_rows: int, dtypes: list[str], tell: Tell) -> Ite
 
 
 def _measure(
-    layer: Layer, rope: RopeSpec, kind: str, dtype: str, options: Options, report: Report, tell: Tell
+    dense: Dense, rope: RopeSpec, kind: str, options: Options, report: Report, tell: Tell
 ) -> dict[float | int, float]:
     """Add the rows of one kind of index; return by budget how many times as fast as torch's best it is."""
+    layer, dtype, peers = dense.layer, dense.dtype, dense.peers
     bytes_per_s = read_bytes_per_s()
-    report.add(
-        f"{layer.n_rows:,} rows, {dtype}, {kind}", attend_rows.BANDWIDTH, bytes_per_s / 1e9, "sum of 512 MiB", None
-    )
+    case = f"{layer.n_rows:,} rows, {dtype}, {kind}"
+    report.add(case, attend_rows.BANDWIDTH, bytes_per_s / 1e9, "sum of 512 MiB", None)
     tell(f"storing, {kind}")
     with attend_ours.stored(layer, rope, kind) as seq:
         tell(f"checking, {kind}")
-        exact = [reference(layer, i) for i in range(min(CHECKED, len(layer.q)))]
-        peers = layouts(layer)
-        full_errors = _check_torch(peers, exact, dtype)
-        marks = {budget: _checked(seq, layer, exact, budget, dtype) for budget in options.budgets}
+        marks = {budget: _checked(seq, dense, budget) for budget in options.budgets}
         times, spent, taps = _time(seq, layer, peers, options, _told(tell, kind))
-    torch_ms = {name: times[name] for name in peers}
+    beside = Beside(
+        {peer: times[peer] for peer in peers},
+        min(spent[peer] for peer in peers),
+        dense.errors,
+        options.heads * layer.n_rows * layer.row_bytes,
+        bytes_per_s,
+        LIMITS[dtype],
+    )
     gains = {}
     for budget, marked in marks.items():
         name = budget_label(budget)
         found = Found(times[name], spent[name], times[SCAN], *taps[budget].split_ms(), marked)
-        full = options.heads * layer.n_rows * layer.row_bytes
-        beside = Beside(torch_ms, min(spent[name] for name in peers), full_errors, full, bytes_per_s, LIMITS[dtype])
         gains[budget] = attend_rows.add_attend(report, (kind, dtype, budget), layer.n_rows, found, beside)
     return gains
 
@@ -147,10 +173,10 @@ def _check_torch(peers: dict[str, Callable[[int], Any]], exact: list[Reference],
     return errors
 
 
-def _checked(seq: Sequence, layer: Layer, exact: list[Reference], budget: float | int, dtype: str) -> Marks:
+def _checked(seq: Sequence, dense: Dense, budget: float | int) -> Marks:
     """Return what ours is worth, means over queries; raises `WrongResultError` for rows or a result that are wrong."""
-    marks = []
-    for i, found in enumerate(exact):
+    layer, dtype, marks = dense.layer, dense.dtype, []
+    for i, found in enumerate(dense.exact):
         with attend_ours.tapped(seq, Tap()) as tap:
             out = seq.attend(0, layer.q[i], budget=budget).float().numpy()
         rows, plan = tap.rows(), tap.plans[-1]
