@@ -89,9 +89,9 @@ def same_bits(x: torch.Tensor, y: torch.Tensor) -> bool:
 
 
 def contents(store: KVStore) -> dict[str, Any]:
-    """Everything a reader can see in a store, bit for bit, and its statistics."""
+    """Everything a reader can see in a store, bit for bit, and its statistics but for its scratch memory."""
     sequences = {name: _sequence_contents(store[name]) for name in store}
-    return {"sequences": sequences, "stats": store.stats().as_dict()}
+    return {"sequences": sequences, "stats": store.stats().as_dict() | {"scratch_bytes": 0}}
 
 
 def _sequence_contents(seq: Sequence) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Events in the log: their names, fields and levels."""
 
+import dataclasses
 import json
 import logging
 
@@ -8,6 +9,7 @@ import pytest
 from kvstore import KVStore
 from kvstore.logs import JsonFormatter, log, log_event
 from kvstore.row_records import row_key
+from kvstore.storage.manifest import read_manifest, write_manifest
 from tests.builders import SCHEMA, fill
 from tests.kvstore.test_durable import small
 
@@ -93,8 +95,7 @@ def test_an_index_that_is_built_again_names_its_layer_and_why(tmp_path, events):
 def test_a_spill_that_is_discarded_is_a_warning(tmp_path, events, monkeypatch):
     path = tmp_path / "s"
     KVStore.open(path, SCHEMA, small()).close()
-    manifest = json.loads((path / "manifest.json").read_text())
-    (path / "manifest.json").write_text(json.dumps({**manifest, "clean": False, "boot_id": "another"}))
+    write_manifest(path, dataclasses.replace(read_manifest(path), clean=False, boot_id="another"))
     KVStore.open(path).close()
     assert named(events(), "spill.discarded") == [(logging.WARNING, {"path": path})]
 

@@ -1,6 +1,6 @@
 """Something else in place of each file of a store: the right rows or one error, no file outside is touched, no hang."""
 
-import json
+import dataclasses
 import os
 import random
 import shutil
@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from kvstore import CorruptStoreError, KVStore, KVStoreError
+from kvstore.storage.manifest import read_manifest, write_manifest
 from tests.kvstore.faults.damaged import ALL, CONFIG, make
 from tests.kvstore.faults.workload import SCHEMA, assert_sound, found, small
 
@@ -110,12 +111,12 @@ def test_a_data_file_that_is_gone_is_not_taken_for_an_empty_store(sound, tmp_pat
 def test_a_store_that_could_not_be_opened_is_not_taken_for_one_that_died_with_the_system(sound, tmp_path):
     """An attempt to open a damaged store must not have its rows discarded after the next start of the system."""
     shutil.copytree(sound, tmp_path / "s")
-    data, manifest = tmp_path / "s" / "spill-000001.mdb", tmp_path / "s" / "manifest.json"
+    data = tmp_path / "s" / "spill-000001.mdb"
     data.write_bytes(b"not what it was")
     with pytest.raises(CorruptStoreError):
         KVStore.open(tmp_path / "s")
     shutil.copy(sound / "spill-000001.mdb", data)
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "boot_id": "of another start"}))
+    write_manifest(tmp_path / "s", dataclasses.replace(read_manifest(tmp_path / "s"), boot_id="of another start"))
     with KVStore.open(tmp_path / "s") as store:
         assert found(store) == ALL
 
