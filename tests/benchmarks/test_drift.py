@@ -84,7 +84,7 @@ def test_a_wrong_answer_stops_the_run(traces, report, monkeypatch, figure):
             return replace(right, middle_mass=right.middle_mass + 0.01)
         return replace(right, chosen=np.repeat(right.chosen[:, :1], right.chosen.shape[1], 1))
 
-    monkeypatch.setattr("kvstore.store.measure", wrong)
+    monkeypatch.setattr("kvstore.attending.measure", wrong)
     with pytest.raises(WrongResultError, match="share found is said" if figure == "middle_mass" else "a row twice"):
         drift.run_drift(traces, TINY, report, quiet)
 
