@@ -39,7 +39,8 @@ class IndexConfig:
         codebook_rows: rows between sinks and window from which a sequence may train the model's codebook.
         reindex_drift: drift (error of recent rows relative to training, see `kvstore.drift`) above which a table is
             trained again in the background; None: only when asked. Never used with codebook="model"; "auto" refines
-            above it, or above 2. A change of topic alone gives up to 1.7 and costs little recall; 2 is a good value.
+            above it, or above 2. A change of topic alone gives up to 1.7 and costs little recall; 2 is a good value,
+            1.5 for codes of two bytes or fewer with `space="raw"`.
         iterations: of K-Means: a number, None for the kind's default, or "adaptive" for as many as hide behind the
             forward pass of a layer (see `KVStore.iterations`).
         build: when the first index of a table is built. "commit": in `commit_step`, layer after layer. "overlap": by

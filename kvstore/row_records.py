@@ -81,7 +81,8 @@ class RowRecords:
         key, shape = row_key(ref, layer), self.shape(ref)
         record = tier.get_many([key])[0]
         if record is None:
-            raise BlockNotFoundError(f"{key} is in the catalog but not in the spill; run check, or drop the sequence")
+            remedy = "open the store again: its writer may have saved anew" if tier.readonly else "run check"
+            raise BlockNotFoundError(f"{key} is in the catalog but not in the spill; {remedy}")
         if record.shape != shape:
             raise CorruptBlockError(f"{key} holds {record.shape}, the catalog says {shape}; run check")
         return record
