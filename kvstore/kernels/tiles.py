@@ -49,6 +49,7 @@ def tile_loader(dtype_code: int, const_dim: int) -> Any:
 
     @jit
     def load_tile(addresses: Any, n: Any, dim: Any, tile: Any) -> None:
+        """See `tile_loader`."""
         size = const_dim if const_dim > 0 else dim
         for i in range(n):
             address, line = addresses[i], tile[i]
@@ -68,6 +69,7 @@ def run_reader(dtype_code: int, const_dim: int) -> Any:
 
         @jit
         def see_rows(address: Any, n: Any, dim: Any, tile: Any) -> Any:
+            """See `run_reader`; no copy."""
             return numba.carray(float32_pointer(address), (n, dim))
 
         return see_rows
@@ -75,6 +77,7 @@ def run_reader(dtype_code: int, const_dim: int) -> Any:
 
     @jit
     def copy_rows(address: Any, n: Any, dim: Any, tile: Any) -> Any:
+        """See `run_reader`."""
         size = const_dim if const_dim > 0 else dim
         for i in range(n):
             line = tile[i]
@@ -94,6 +97,7 @@ def tile_scorer(const_dim: int) -> Any:
 
     @jit
     def score_tile(tile: Any, n: Any, dim: Any, q: Any, at: Any, scores: Any) -> None:
+        """See `tile_scorer`."""
         size = const_dim if const_dim > 0 else dim
         group = q.shape[0]
         g = 0
@@ -135,6 +139,7 @@ def tile_adder(const_dim: int) -> Any:
 
     @jit
     def add_tile(tile: Any, n: Any, dim: Any, weights: Any, sums: Any) -> None:
+        """See `tile_adder`."""
         size = const_dim if const_dim > 0 else dim
         for g in range(weights.shape[0]):
             total, w = sums[g], weights[g]

@@ -27,10 +27,10 @@ class Belady:
         held = np.zeros(0, np.int64)  # when each block in the pool is used next; which block it is does not matter
         blocks, rows = (np.zeros(len(self._batches), np.int64) for _ in range(2))
         known: IntArray = np.zeros(0, np.int64)
-        for now, ((ids, counts), next_uses) in enumerate(zip(self._batches, self._next_uses, strict=True)):
-            found = np.isin(ids, known[held == now])
-            blocks[now], rows[now] = np.count_nonzero(found), counts[found].sum()
-            stay = held != now
+        for at, ((ids, counts), next_uses) in enumerate(zip(self._batches, self._next_uses, strict=True)):
+            found = np.isin(ids, known[held == at])
+            blocks[at], rows[at] = np.count_nonzero(found), counts[found].sum()
+            stay = held != at
             known, held = np.concatenate([known[stay], ids]), np.concatenate([held[stay], next_uses])
             best = held.argsort(kind="stable")[:n_frames]
             known, held = known[best], held[best]
@@ -56,8 +56,8 @@ def _next_uses(batches: Sequence[IntArray]) -> list[IntArray]:
     """For each block of each batch, the next batch that has it, or `NEVER`."""
     upcoming: dict[int, int] = {}
     found: list[IntArray] = []
-    for now in range(len(batches) - 1, -1, -1):
-        ids = batches[now].tolist()
+    for at in reversed(range(len(batches))):
+        ids = batches[at].tolist()
         found.append(np.array([upcoming.get(block, NEVER) for block in ids], np.int64))
-        upcoming.update(dict.fromkeys(ids, now))
+        upcoming.update(dict.fromkeys(ids, at))
     return found[::-1]

@@ -46,7 +46,7 @@ def test_layers_with_a_state_beside_full_attention(tiny, prompt, generate):
     try:
         cache = StoreCache(model, budget=None)
     except UnsupportedModelError as error:  # older versions gave this model a cache of its own
-        pytest.skip(str(error))
+        pytest.skip(f"a cache of its own in this transformers: {error}")
     assert cache.store_layers == {1: 0, 3: 1}
     with use_store_attention(model):
         generate(model, cache, ids).assert_close(generate(model, None, ids))

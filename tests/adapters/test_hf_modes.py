@@ -174,7 +174,7 @@ def test_models_that_use_keys_or_values_otherwise_are_computed_densely(tiny, pro
     try:
         cache = StoreCache(model, budget=8, **SMALL)
     except UnsupportedModelError as error:  # older versions do not call an attention function
-        pytest.skip(str(error))
+        pytest.skip(f"no attention function in this transformers: {error}")
     with use_store_attention(model):
         expected = generate(model, None, ids)
         generate(model, cache, ids).assert_equal(expected)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 
-import torch
-
 from kvstore import IndexConfig, StoreConfig
 from kvstore.adapters.model_files import LoadedModel
 from kvstore.chat.conversation import ChatSettings, Conversation, open_conversation
+from tests.tiny_llama import tiny_llama
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }} <end> {% endfor %}"
@@ -29,27 +28,13 @@ SETTINGS = ChatSettings(max_new_tokens=12)
 def loaded(template: str | None = TEMPLATE) -> LoadedModel:
     """The model, always the same."""
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     rules = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="w0"))
     rules.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=rules, pad_token="<pad>", eos_token="<end>")
     tokenizer.chat_template = template
-    config = LlamaConfig(
-        vocab_size=len(WORDS),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.2,
-        pad_token_id=0,
-        bos_token_id=None,
-        eos_token_id=1,
-    )
-    torch.manual_seed(1)
-    return LoadedModel(LlamaForCausalLM(config).eval(), tokenizer, "tiny")
+    return LoadedModel(tiny_llama(len(WORDS), positions=256, seed=1), tokenizer, "tiny")
 
 
 def talk(path, config=DENSE, settings=SETTINGS, model=None):

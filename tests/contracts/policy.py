@@ -86,7 +86,9 @@ class PolicyContract:
 
     @pytest.mark.parametrize("seed", range(4))
     def test_a_random_walk_keeps_the_invariants(self, seed: int) -> None:
-        self.walk(seed)
+        evictions = self.walk(seed)
+        assert evictions
+        assert all(len(set(victims)) == len(victims) for victims in evictions)
 
     def walk(self, seed: int) -> list[list[int]]:
         random, policy, resident = np.random.default_rng(seed), self.make(N_FRAMES), only()

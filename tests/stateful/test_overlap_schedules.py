@@ -31,8 +31,8 @@ SETTINGS = st.sampled_from([
 
 
 def follow(schedule, how):
-    """Do what a schedule says, and see that the stores agree after every call and at the end."""
-    trio = Trio(**how)
+    """Do what a schedule says, and see that the stores agree after every call and at the end; return what was done."""
+    trio, done = Trio(**how), []
     try:
         for name, *arguments in schedule:
             if name in ("prompt", "run", "fail"):
@@ -41,6 +41,7 @@ def follow(schedule, how):
                 names = trio.names()[::-1]
                 getattr(trio, name)(names[arguments[0] % len(names)], *arguments[1:])
             trio.check()
+            done.append((name, *arguments))
         trio.finish()
         trio.check()
         assert not trio.worker.open
@@ -49,16 +50,17 @@ def follow(schedule, how):
     finally:
         for store in trio.stores:
             store.close()
+    return done
 
 
 @settings(max_examples=100)
 @given(SCHEDULES, SETTINGS)
 def test_any_schedule_gives_what_building_at_the_commit_gives(schedule, how):
-    follow(schedule, how)
+    assert follow(schedule, how) == [tuple(call) for call in schedule]
 
 
 @pytest.mark.slow
 @settings(max_examples=1000)
 @given(SCHEDULES, SETTINGS)
 def test_a_thousand_schedules_do(schedule, how):
-    follow(schedule, how)
+    assert follow(schedule, how) == [tuple(call) for call in schedule]

@@ -57,18 +57,20 @@ def test_killed_at_a_point(tmp_path, point, n):
 
 
 def killed_at_random(folder, trials, seed):
-    """Kill, look, go on in the same folder."""
-    chance, i = random.Random(seed), 0
+    """Kill, look, go on in the same folder; return the batch that was found each time."""
+    chance, found = random.Random(seed), [0]
     for _ in range(trials):
         done, begun = run_until_killed(folder, after_seconds=chance.uniform(0.15, 0.6))
-        i = check_state(folder, max(done, i), begun)
-    return i
+        found.append(check_state(folder, max(done, found[-1]), begun))
+    return found[1:]
 
 
 def test_killed_at_random_times(tmp_path):
-    killed_at_random(tmp_path, 5, seed=1)
+    found = killed_at_random(tmp_path, 5, seed=1)
+    assert len(found) == 5
+    assert found == sorted(found)  # what was written is never lost again
 
 
 @pytest.mark.slow
 def test_killed_at_random_times_200_times(tmp_path):
-    assert killed_at_random(tmp_path, 200, seed=2) > 200
+    assert killed_at_random(tmp_path, 200, seed=2)[-1] > 200
