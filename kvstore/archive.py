@@ -152,7 +152,7 @@ class Archive:
         entry, deletes = self.entries.get(name), []
         gone = self._unhold(held)
         if entry is not None:
-            deletes = [_entry_key(entry), _tokens_key(entry), *self._remove_entry(entry)]
+            deletes = [_entry_key(entry), tokens_key(entry), *self._remove_entry(entry)]
         deletes += self._keys(ref for ref in gone if not self._is_needed(ref))
         if deletes:
             self.tier.write(deletes=deletes)
@@ -163,7 +163,7 @@ class Archive:
     def named_keys(self) -> Iterator[RecordKey]:
         """Yield the key of every record that belongs to some sequence."""
         for entry in self.entries.values():
-            yield from (_entry_key(entry), _tokens_key(entry))
+            yield from (_entry_key(entry), tokens_key(entry))
             yield from self._keys(_extents(entry))
             yield from _index_keys(_indexes(entry), entry)
 
@@ -190,12 +190,12 @@ class Archive:
         tokens = self.load_tokens(entry) if n_rows == entry.n_rows else None
         sound = entry._replace(n_rows=n_rows, runs=runs, layers=layers, indexes=indexes)
         if tokens is None:
-            self.tier.delete_many([_tokens_key(entry)])
+            self.tier.delete_many([tokens_key(entry)])
         self._replace(sound, tokens)
 
     def load_tokens(self, entry: CatalogEntry) -> bytes | None:
         """Return the tokens stored with a sequence, None when there are none."""
-        record = self.tier.get_many([_tokens_key(entry)])[0]
+        record = self.tier.get_many([tokens_key(entry)])[0]
         return None if record is None else bytes(record.payload)
 
     def _replace(self, entry: CatalogEntry, tokens: bytes | None, held: Iterable[ExtentRef] = ()) -> None:
@@ -204,14 +204,14 @@ class Archive:
         `held` are extents that the sequence lets go of at the same time.
         """
         record = Record(_entry_key(entry), encode_entry(entry))
-        puts = [record] if tokens is None else [record, Record(_tokens_key(entry), tokens)]
+        puts = [record] if tokens is None else [record, Record(tokens_key(entry), tokens)]
         former = self.entries.get(entry.name)
         self._add_entry(entry)
         deletes = self._remove_entry(former) if former is not None else []
         if former is not None:
             self.entries[entry.name] = entry
             if _entry_key(former) != record.key:
-                deletes += [_entry_key(former), _tokens_key(former)]
+                deletes += [_entry_key(former), tokens_key(former)]
         deletes += self._keys(self._unhold(held))
         self.tier.write(puts=puts, deletes=deletes)
 
@@ -299,7 +299,8 @@ def _entry_key(entry: CatalogEntry) -> RecordKey:
     return RecordKey(Kind.CATALOG, entry.sequence, entry.generation)
 
 
-def _tokens_key(entry: CatalogEntry) -> RecordKey:
+def tokens_key(entry: CatalogEntry) -> RecordKey:
+    """Return the key of the tokens stored with a sequence."""
     return RecordKey(Kind.TOKENS, entry.sequence, entry.generation)
 
 

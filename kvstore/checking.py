@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kvstore.archive import Archive
+from kvstore.archive import Archive, tokens_key
 from kvstore.errors import CorruptStoreError, UnsupportedFormatError
 from kvstore.index_builder import IndexBuilder
 from kvstore.index_state import decode_index
 from kvstore.row_records import RowRecords
 from kvstore.storage.catalog import CatalogEntry, ExtentRef
-from kvstore.storage.key import Kind, RecordKey
 from kvstore.table import Table
 
 
@@ -63,7 +62,7 @@ class Checker:
             problems += lost_tokens
             found += problems
             if repair and lost_tokens:
-                self._archive.tier.delete_many([_tokens_key(entry)])
+                self._archive.tier.delete_many([tokens_key(entry)])
             if repair and problems:
                 self._archive.cut(entry, n_rows, bad_layers)
         orphans = self._archive.orphans()
@@ -121,7 +120,3 @@ class Checker:
                 decode_index(self._archive.load_index(ref, layer), self._builder, layer, ref.first_row)
             except (CorruptStoreError, UnsupportedFormatError) as error:
                 yield layer, Finding("index", entry.name, str(error), "built again when the sequence is next used")
-
-
-def _tokens_key(entry: CatalogEntry) -> RecordKey:
-    return RecordKey(Kind.TOKENS, entry.sequence, entry.generation)

@@ -33,8 +33,9 @@ class Moves:
         stop = min(movable.stop, first - (-n_blocks // len(seq._tables)))
         if stop > first:
             seq._indexes.cancel()  # work in the background may read what moves; the next commit begins it again
+        extents = self._sound(seq)
         for table in seq._tables:
-            table.spill(self._sound(seq), first, stop)
+            table.spill(extents, first, stop)
         return max(0, stop - first) * len(seq._tables)
 
     def left_at_load(self, entry: CatalogEntry) -> range:
