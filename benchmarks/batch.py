@@ -6,7 +6,6 @@ are compared with those of a run by itself; see `batch_checks` for what can be e
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -194,7 +193,6 @@ def main(
         blocks=blocks or base.blocks,
         block_tokens=block_tokens or base.block_tokens,
     )
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: threads that spin starve each other
     from benchmarks.machine import describe_machine
     from kvstore.adapters.model_files import load_model
 

@@ -167,7 +167,6 @@ def _lengths(text: str) -> tuple[int, ...]:
 
 
 def _run(options: Options, path: str | None, text: Path | None, threads: int | None) -> Report:
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: threads that spin starve each other
     if threads is not None:
         os.environ["NUMBA_NUM_THREADS"] = str(threads)
     import torch

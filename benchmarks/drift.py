@@ -8,7 +8,6 @@ between sinks and window. Beside each figure stands exact selection's, of as man
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -115,7 +114,6 @@ def main(
     """Quality of the rows picked by generated length, with and without training again, beside exact selection."""
     base = QUICK if quick else Options()
     options = replace(base, prompt=prompt or base.prompt)
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: threads that spin starve each other
     from benchmarks.machine import describe_machine
     from kvstore.adapters.model_files import load_model
 

@@ -5,7 +5,6 @@ python -m benchmarks.pool --trace build/bench/blocks.npz --json build/bench/pool
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -232,7 +231,6 @@ def main(
     quick: Annotated[bool, typer.Option("--quick", help="A short trace, few repeats.")] = False,
 ) -> None:
     """Hit rates of every replacement policy beside Belady's, and the cost of lookups beside cachetools'."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch
     from benchmarks.machine import describe_machine
     from benchmarks.setup import reported
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -126,7 +125,6 @@ def main(
     text: Annotated[Path | None, typer.Option(exists=True, help="Text file (the demo's text).")] = None,
 ) -> None:
     """Time prompts and the first token after them, with indexes built at the commit and beside the forward pass."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: threads that spin starve each other
     import torch
     from rich.console import Console
 

@@ -10,7 +10,6 @@ had read the text.
 from __future__ import annotations
 
 import multiprocessing
-import os
 import statistics
 import tempfile
 import time
@@ -204,7 +203,6 @@ def main(
     text: Annotated[Path | None, typer.Option(exists=True, help="Text file (the demo's text).")] = None,
 ) -> None:
     """Time to the first token of a stored text beside reading it again."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: threads that spin starve each other
     from functools import partial
 
     from benchmarks import inputs

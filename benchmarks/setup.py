@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
 
 def set_threads(count: int) -> None:
-    """Let Numba, torch, FAISS and BLAS compute with `count` threads that do not spin while they wait."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    """Let Numba, torch, FAISS and BLAS compute with `count` threads."""
     for name in ("NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
         os.environ.setdefault(name, str(count))
     import faiss
