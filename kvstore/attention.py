@@ -15,7 +15,8 @@ from kvstore.index.flat import FlatIndex
 from kvstore.index.rows import DTYPE_CODES
 from kvstore.index.threads import run_sized
 from kvstore.index.workspace import Workspace
-from kvstore.kernels.attend import SPLIT_ROWS, attend_kernel, list_items, merge_pieces, row_sizes
+from kvstore.kernels.attend import SPLIT_ROWS, attend_kernel, list_items, row_sizes, scratch_sizes
+from kvstore.kernels.pieces import merge_pieces
 from kvstore.paged_rows import PagedRows
 from kvstore.planner import FLAT, INDEX, Plan
 from kvstore.recorder import Recorder
@@ -60,6 +61,7 @@ class Attention:
         self._recorder = recorder
         self._reduce_code = REDUCE_CODES[config.reduce]
         self._sizes = row_sizes(schema)
+        self._kernel = attend_kernel(schema.head_dim, schema.value_dim, DTYPE_CODES[schema.dtype], schema.group)
 
     def run(
         self,
@@ -97,43 +99,55 @@ class Attention:
     ) -> tuple[FloatArray, FloatArray, IntArray]:
         """Return out, log_norm and chosen as `Attended` has them, of rows that are in place or can be brought there."""
         s, buffer = self._schema, self._workspace.buffer
+        n_pieces, n_selected = tuple(_pieces(plan) for plan in plans), max(p.n_selected for p in plans)
+        items, group = list_items(n_pieces, s.n_kv_heads), q.shape[2]
+        placed = candidates[0][None] if len(candidates) == 1 else _stack(candidates)
+        floats, ints = scratch_sizes(group, placed.shape[2], n_selected)
         work = _Work(
             np.array([_line(table, plan) for table, plan in zip(tables, plans, strict=True)], np.int64),
             np.array([p.by_head or ((p.n_candidates, p.n_selected),) * s.n_kv_heads for p in plans], np.int64),
-            candidates[0][None] if len(candidates) == 1 else _stack(candidates),
+            placed,
             q,
-            np.full((len(plans), s.n_kv_heads, max(p.n_selected for p in plans)), -1, np.int64),
+            buffer("floats", (len(items), floats), np.float32),
+            buffer("ints", (len(items), ints), np.int64),
+            np.empty((len(plans), s.n_kv_heads, n_selected), np.int64),
+            np.empty((len(plans), s.n_kv_heads, group, s.value_dim), np.float32),
+            np.empty((len(plans), s.n_kv_heads, group), np.float32),
+            NUMBER_NS * s.n_q_heads * sum(_numbers(plan, s) for plan in plans),
         )
-        n_pieces = tuple(_pieces(plan) for plan in plans)
-        items, group = list_items(n_pieces, s.n_kv_heads), q.shape[2]
-        peaks = buffer("peaks", (len(items), group), np.float32)
-        norms = buffer("norms", (len(items), group), np.float32)
-        sums = buffer("sums", (len(items), group, s.value_dim), np.float32)
-        numbers = sum(p.n_attended * s.value_dim + max(p.n_attended, p.n_candidates) * s.head_dim for p in plans)
+        states = (
+            buffer("peaks", (len(items), group), np.float32),
+            buffer("norms", (len(items), group), np.float32),
+            buffer("sums", (len(items), group, s.value_dim), np.float32),
+        )
         if isinstance(tables[0], PagedRows) and _kept_away(tables[0], plans[0]):
-            by_head = (s.n_kv_heads, n_pieces[0])
-            states = [state.reshape(*by_head, *state.shape[1:]) for state in (peaks, norms, sums)]
-            for piece in range(n_pieces[0]):
-                peak, norm, total = (np.empty_like(state[:, piece], order="C") for state in states)
-                with tables[0].hold(*_kept_ranges(plans[0], piece)):
-                    lines = np.ascontiguousarray(items.reshape(*by_head, 3)[:, piece])
-                    self._run(work, lines, peak, norm, total, numbers / n_pieces[0])
-                for state, part in zip(states, (peak, norm, total), strict=True):
-                    state[:, piece] = part
+            self._run_parts(tables[0], plans[0], work, items, states)
         else:
-            self._run(work, items, peaks, norms, sums, numbers)
-        out = np.empty((len(plans), s.n_kv_heads, group, s.value_dim), np.float32)
-        log_norm = np.empty(out.shape[:3], np.float32)
-        merge_pieces(items, peaks, norms, sums, out, log_norm)
-        return out, log_norm, work.chosen
+            self._run(work, items, *states, merge=True)
+        return work.out, work.log_norm, work.chosen
+
+    def _run_parts(
+        self, rows: PagedRows, plan: Plan, work: _Work, items: IntArray, states: tuple[FloatArray, ...]
+    ) -> None:
+        """Run the pieces of one sequence one after the other, each while its rows are in place."""
+        n_pieces = _pieces(plan)
+        by_head = (len(items) // n_pieces, n_pieces)
+        shaped = [state.reshape(*by_head, *state.shape[1:]) for state in states]
+        for piece in range(n_pieces):
+            parts = [np.empty_like(state[:, piece], order="C") for state in shaped]
+            with rows.hold(*_kept_ranges(plan, piece)):
+                lines = np.ascontiguousarray(items.reshape(*by_head, 3)[:, piece])
+                self._run(work, lines, *parts, merge=False)
+            for state, part in zip(shaped, parts, strict=True):
+                state[:, piece] = part
+        merge_pieces(items, *states, work.out, work.log_norm)
 
     def _run(
-        self, work: _Work, items: IntArray, peaks: FloatArray, norms: FloatArray, sums: FloatArray, numbers: float
+        self, work: _Work, items: IntArray, peaks: FloatArray, norms: FloatArray, sums: FloatArray, *, merge: bool
     ) -> None:
-        s = self._schema
         run_sized(
-            NUMBER_NS * s.n_q_heads * numbers,
-            attend_kernel(s.head_dim, s.value_dim, DTYPE_CODES[s.dtype]),
+            work.ns,
+            self._kernel,
             work.lines,
             work.counts,
             self._sizes,
@@ -141,10 +155,15 @@ class Attention:
             self._reduce_code,
             work.q,
             items,
+            work.floats,
+            work.ints,
             peaks,
             norms,
             sums,
             work.chosen,
+            merge,
+            work.out,
+            work.log_norm,
         )
 
     def _candidates(
@@ -187,7 +206,17 @@ class _Work:
     counts: IntArray
     candidates: IntArray
     q: FloatArray
+    floats: FloatArray
+    ints: IntArray
     chosen: IntArray
+    out: FloatArray
+    log_norm: FloatArray
+    ns: float
+
+
+def _numbers(plan: Plan, s: Schema) -> int:
+    """Numbers of rows that a query head meets."""
+    return plan.n_attended * s.value_dim + max(plan.n_attended, plan.n_candidates) * s.head_dim
 
 
 def _line(table: AnyRows, plan: Plan) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from kvstore.budget import Budget, head_budgets
 from kvstore.config import StoreConfig
@@ -46,6 +47,44 @@ class Plan:
         """Rows that attention reads, the mean over KV heads."""
         chosen = [n_selected for _, n_selected in self.by_head] or [self.n_selected]
         return self.n_rows - self.first - self.n_middle + round(sum(chosen) / len(chosen))
+
+
+class Planner:
+    """Makes the plans of a store and keeps them for a while: the layers of a step mostly plan the same."""
+
+    _KEPT = 1024  # plans: a step's, of as many sequences of different lengths
+
+    def __init__(self, config: StoreConfig, n_heads: int) -> None:
+        self._config = config
+        self._n_heads = n_heads
+        self._kept: dict[Any, Plan] = {}
+
+    def plan(
+        self,
+        budget: Budget,
+        first: int,
+        n_rows: int,
+        covered: tuple[int, int] | None,
+        layer: int,
+        *,
+        building: bool = False,
+    ) -> Plan:
+        """Plan one query, see `plan_attention`; a budget that is a rule is asked anew each time."""
+        if callable(budget):
+            return self._new(budget, first, n_rows, covered, layer, building)
+        key = (budget, type(budget), first, n_rows, covered, building)  # 1 row and 1.0 of them are equal
+        found = self._kept.get(key)
+        if found is None:
+            if len(self._kept) >= self._KEPT:
+                self._kept.clear()
+            found = self._kept[key] = self._new(budget, first, n_rows, covered, layer, building)
+        return found
+
+    def _new(
+        self, budget: Budget, first: int, n_rows: int, covered: tuple[int, int] | None, layer: int, building: bool
+    ) -> Plan:
+        rows = first, n_rows, covered
+        return plan_attention(self._config, budget, *rows, layer, self._n_heads, building=building)
 
 
 def plan_attention(

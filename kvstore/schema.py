@@ -76,6 +76,11 @@ class Schema:
         return self.head_dim * self.torch_dtype.itemsize
 
     @property
+    def value_bytes(self) -> int:
+        """Bytes of one value of one head."""
+        return self.value_dim * self.torch_dtype.itemsize
+
+    @property
     def block_bytes(self) -> int:
         """Bytes of one block: block_tokens rows, all KV heads, keys and values."""
         return self.block_tokens * self.n_kv_heads * (self.head_dim + self.value_dim) * self.torch_dtype.itemsize

@@ -13,11 +13,12 @@ import torch
 from kvstore.errors import StepError
 from kvstore.index.runs import Runs
 from kvstore.locking import StoreLock, locked
+from kvstore.new_rows import NewRows
 from kvstore.recorder import Span
 from kvstore.schema import Schema
 from kvstore.table import Table
 from kvstore.table_indexes import TableIndexes
-from kvstore.validate import check_layer, check_positions, check_rows
+from kvstore.validate import check_layer, check_positions
 
 if TYPE_CHECKING:
     from kvstore.sequence import Sequence
@@ -87,19 +88,29 @@ class Steps:
         go on from the row before; they are taken from layer 0. Raises `SchemaMismatchError`, `NonFiniteError`,
         `StepError`, `LayerNotFoundError` or `HeapFullError`, and the step stays as it was.
         """
+        self._check_append(layer)
+        self._append(layer, NewRows(self._schema, keys, values), 0, positions)
+
+    def _check_append(self, layer: int) -> None:
+        """Raise unless the layer is due."""
         self._check_usable()
         check_layer(self._schema, layer)
         if layer != self._next_layer:
             raise StepError(self._out_of_order(layer))
-        check_rows(self._schema, keys, values)
-        n = keys.shape[1]
+
+    def _append(
+        self, layer: int, rows: NewRows, place: int, positions: npt.ArrayLike | torch.Tensor | None = None
+    ) -> None:
+        """Append the rows at `place` of a batch."""
         if layer == 0:
-            self._step_positions = check_positions(positions, n)
-            self._step_rows = n
-        elif n != self._step_rows:
-            raise StepError(f"layer {layer} brought {n} rows, layer 0 of this step {self._step_rows}; bring as many")
+            self._step_positions = check_positions(positions, rows.n)
+            self._step_rows = rows.n
+        elif rows.n != self._step_rows:
+            raise StepError(
+                f"layer {layer} brought {rows.n} rows, layer 0 of this step {self._step_rows}; bring as many"
+            )
         with self._store.recorder.span("append", layer):
-            self._tables[layer].append(keys.detach(), values.detach())
+            self._tables[layer].append(rows, place)
         self._next_layer = layer + 1
         self._indexes.begin(layer, self._tables, self._positions_with_step, self._first_row)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence as SequenceABC
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,8 @@ from kvstore.index.workspace import Workspace
 from kvstore.index_builder import IndexBuilder
 from kvstore.locking import StoreLock, locked
 from kvstore.maintenance import Maintenance, countdown
+from kvstore.new_rows import NewRows
+from kvstore.planner import Planner
 from kvstore.prefixes import Match, Prefixes
 from kvstore.queries import Queries
 from kvstore.schema import Schema
@@ -63,6 +66,7 @@ class KVStore(Queries, Attending, Durable):
         self.recorder = self.indexing.recorder
         self.maintenance = Maintenance(self.config.index.threads)
         self._attention = Attention(schema, self.config, self.workspace, self.recorder)
+        self._planner = Planner(self.config, schema.n_kv_heads)
         self._sequences: dict[str, Sequence] = {}
         self._try_indexes()
         self._generation = self._clock = 0
@@ -136,6 +140,28 @@ class KVStore(Queries, Attending, Durable):
         self._sequences.pop(name, None)
         if seq is not None:
             seq._drop()
+
+    @locked
+    def append(
+        self,
+        layer: int,
+        sequences: SequenceABC[Sequence],
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        positions: SequenceABC[npt.ArrayLike | torch.Tensor] | None = None,
+    ) -> None:
+        """`Sequence.append` for a batch: keys [n_sequences, n_kv_heads, n, head_dim], values [..., value_dim].
+
+        `positions`: int64 [n] of each sequence. Raises what that raises. All rows are looked at before any is taken;
+        when the heap is full, the sequences before the one that found no room have theirs: abort their steps.
+        """
+        self._check_open()
+        for seq in sequences:
+            self._check_own(seq)
+            seq._check_append(layer)
+        rows = NewRows(self.schema, keys, values, len(sequences))
+        for place, seq in enumerate(sequences):
+            seq._append(layer, rows, place, positions[place] if positions is not None else None)
 
     @locked
     def match_prefix(self, tokens: npt.ArrayLike | torch.Tensor, *, owner: str = "") -> Match | None:

@@ -11,6 +11,7 @@ import torch
 from kvstore.block import Block
 from kvstore.heap import Heap
 from kvstore.index.rows import DTYPE_CODES, RowView
+from kvstore.new_rows import NewRows
 from kvstore.schema import Schema
 from kvstore.spill_reader import Bytes, SpillReader
 from kvstore.storage.catalog import ExtentRef
@@ -58,22 +59,26 @@ class Table:
         """The same for values."""
         return self._value_addresses
 
-    def append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Copy rows to the end: keys [n_kv_heads, n, head_dim], values [n_kv_heads, n, value_dim], any strides.
+    def append(self, rows: NewRows, place: int = 0) -> None:
+        """Copy the rows of one sequence to the end; `place` is its number among those that they are of.
 
         Raises `HeapFullError`, with nothing changed, when there is no room.
         """
-        n = keys.shape[1]
+        n = rows.n
         self._make_room(self.n_rows + n)
         mask = self._schema.block_tokens - 1
+        keys, values = (None, None) if rows.few else rows.tensors(place)
         done = 0
         while done < n:
             at = self.n_rows + done
             start = at & mask
             take = min(n - done, mask + 1 - start)
             block = self.block(at >> self._shift)
-            block.keys[:, start : start + take].copy_(keys[:, done : done + take])
-            block.values[:, start : start + take].copy_(values[:, done : done + take])
+            if keys is None or values is None:
+                rows.copy_few(place, done, take, start, block.key_address, block.value_address)
+            else:
+                block.keys[:, start : start + take].copy_(keys[:, done : done + take])
+                block.values[:, start : start + take].copy_(values[:, done : done + take])
             done += take
         self.n_rows += n
 

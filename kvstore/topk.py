@@ -116,9 +116,10 @@ def exact_scores(table: AnyRows, rows: IntArray, q: FloatArray) -> FloatArray:
         return np.concatenate([exact_scores(table, part, q) for part in parts], axis=2)
     rows = table.place(rows, values=False)
     view = table.key_view()
-    scores = np.empty((*q.shape[:2], rows.shape[1]), np.float32)
+    n = rows.shape[1]
+    scores = np.empty((*q.shape[:2], n + -n % 4), np.float32)
     run_parallel(
-        score_kernel(view.head_dim, view.dtype_code),
+        score_kernel(view.head_dim, view.dtype_code, q.shape[1]),
         view.block_addresses,
         view.block_tokens.bit_length() - 1,
         view.head_stride_bytes,
@@ -127,7 +128,7 @@ def exact_scores(table: AnyRows, rows: IntArray, q: FloatArray) -> FloatArray:
         np.ascontiguousarray(q),
         scores,
     )
-    return scores
+    return scores[:, :, :n]
 
 
 def softmax_weights(scored: Scored, query: Query) -> FloatArray:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from kvstore.errors import InvalidQueryError, LayerNotFoundError, NonFiniteError, SchemaMismatchError
+from kvstore.index.rank import all_finite
 from kvstore.schema import Schema
 
 SAMPLED_QUERIES = 1024
@@ -27,15 +28,23 @@ def check_head(schema: Schema, head: int) -> None:
         raise LayerNotFoundError(f"KV head {head!r} does not exist: the schema has heads 0 to {schema.n_kv_heads - 1}")
 
 
-def check_rows(schema: Schema, keys: torch.Tensor, values: torch.Tensor) -> None:
-    """Raise unless keys and values are rows of the schema: shape, dtype, device, and keys without NaN."""
-    _check_tensor(schema, "keys", keys, schema.head_dim)
-    _check_tensor(schema, "values", values, schema.value_dim)
-    if keys.shape[1] != values.shape[1]:
-        raise SchemaMismatchError(f"{keys.shape[1]} keys came with {values.shape[1]} values")
+def check_new_rows(schema: Schema, keys: torch.Tensor, values: torch.Tensor, n_sequences: int | None) -> None:
+    """Raise `SchemaMismatchError` unless keys and values are rows of the schema: shape, dtype, device.
+
+    They are [n_kv_heads, n, dim], or [n_sequences, n_kv_heads, n, dim] where n_sequences is given.
+    """
+    _check_tensor(schema, "keys", keys, schema.head_dim, n_sequences)
+    _check_tensor(schema, "values", values, schema.value_dim, n_sequences)
+    if keys.shape[-2] != values.shape[-2]:
+        raise SchemaMismatchError(f"{keys.shape[-2]} keys came with {values.shape[-2]} values")
+
+
+def check_row_numbers(keys: torch.Tensor) -> None:
+    """Raise `NonFiniteError` unless keys are finite."""
     if not _finite(keys):
         bad = (~torch.isfinite(keys)).nonzero()[0].tolist()
-        raise NonFiniteError(f"keys hold {keys[tuple(bad)].item()} at [head, row, dim] = {bad}; nothing was appended")
+        where = "[head, row, dim]" if keys.ndim == 3 else "[sequence, head, row, dim]"
+        raise NonFiniteError(f"keys hold {keys[tuple(bad)].item()} at {where} = {bad}; nothing was appended")
 
 
 def check_positions(positions: npt.ArrayLike | torch.Tensor | None, n: int) -> npt.NDArray[np.int64] | None:
@@ -55,16 +64,20 @@ def check_query(q: torch.Tensor, shape: SequenceABC[int]) -> None:
     if not isinstance(q, torch.Tensor) or not q.is_floating_point():
         what = q.dtype if isinstance(q, torch.Tensor) else type(q).__name__
         raise SchemaMismatchError(f"a query must be a floating-point torch.Tensor, not {what}")
-    if list(q.shape) != list(shape):
+    if q.shape != tuple(shape):
         raise SchemaMismatchError(f"the query has shape {list(q.shape)}, the schema wants {list(shape)}")
-    if q.device.type != "cpu":
+    if not q.is_cpu:
         raise SchemaMismatchError(f"the query is on {q.device}, the rows are on cpu; use q.cpu()")
 
 
 def query_array(q: torch.Tensor, shape: SequenceABC[int]) -> npt.NDArray[np.float32]:
     """Return a checked query as a contiguous float32 array of this shape; raise `NonFiniteError` unless finite."""
-    array: npt.NDArray[np.float32] = q.detach().to(torch.float32).contiguous().numpy().reshape(shape)
-    if not np.isfinite(array).all():
+    if q.requires_grad:
+        q = q.detach()
+    if q.dtype != torch.float32:
+        q = q.to(torch.float32)
+    array: npt.NDArray[np.float32] = np.ascontiguousarray(q.numpy()).reshape(shape)
+    if not all_finite(array.reshape(1, -1, shape[-1])):
         raise NonFiniteError("the query holds NaN or infinity")
     return array
 
@@ -134,16 +147,18 @@ def is_integer(x: object) -> bool:
     return isinstance(x, (int, np.integer)) and not isinstance(x, bool)
 
 
-def _check_tensor(schema: Schema, name: str, x: torch.Tensor, dim: int) -> None:
+def _check_tensor(schema: Schema, name: str, x: torch.Tensor, dim: int, n_sequences: int | None) -> None:
     if not isinstance(x, torch.Tensor):
         raise SchemaMismatchError(f"{name} must be a torch.Tensor, not {type(x).__name__}")
-    if x.ndim != 3 or x.shape[0] != schema.n_kv_heads or x.shape[2] != dim:
-        raise SchemaMismatchError(
-            f"{name} have shape {list(x.shape)}, the schema wants [n_kv_heads={schema.n_kv_heads}, n_tokens, {dim}]"
-        )
+    shape, leading = x.shape, () if n_sequences is None else (n_sequences,)
+    if len(shape) != 3 + len(leading) or shape[:-2] != (*leading, schema.n_kv_heads) or shape[-1] != dim:
+        wanted = f"n_kv_heads={schema.n_kv_heads}, n_tokens, {dim}"
+        if n_sequences is not None:
+            wanted = f"n_sequences={n_sequences}, {wanted}"
+        raise SchemaMismatchError(f"{name} have shape {list(shape)}, the schema wants [{wanted}]")
     if x.dtype != schema.torch_dtype:
         raise SchemaMismatchError(f"{name} are {x.dtype}, the schema holds {schema.dtype}; use .to(schema.torch_dtype)")
-    if x.device.type != "cpu":
+    if not x.is_cpu:
         raise SchemaMismatchError(f"{name} are on {x.device}, the heap is on cpu; use .cpu()")
 
 

@@ -78,10 +78,7 @@ class Batch:
         if not keys.is_cpu:
             keys, values = keys.cpu(), values.cpu()
         self._clock.arrived(layer)
-        positions = self._step_positions if layer == 0 else None
-        rows = zip(self.sequences, keys.unbind(), values.unbind(), strict=True)
-        for row, (sequence, row_keys, row_values) in enumerate(rows):
-            sequence.append(layer, row_keys, row_values, None if positions is None else positions[row])
+        self.store.append(layer, self.sequences, keys, values, self._step_positions if layer == 0 else None)
         self._clock.stored()
 
     def observe(self, layer: int, queries: torch.Tensor) -> None:

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from kvstore import HeapFullError, Schema
 from kvstore.heap import Heap
+from kvstore.new_rows import NewRows
 from kvstore.table import Table
 from tests.builders import BITS, bits, random, same_bits
 
@@ -35,6 +36,10 @@ def rows_of(schema, n, seed=0):
     return keys, values
 
 
+def append(table, keys, values):
+    table.append(NewRows(table._schema, keys, values))
+
+
 def assert_holds(table, keys, values):
     table._check()
     assert table.n_rows == keys.shape[1]
@@ -51,7 +56,7 @@ def test_rows_read_back_alike_however_they_were_cut_into_appends(chunks, block_t
     keys, values = rows_of(schema, sum(chunks))
     at = 0
     for n in chunks:
-        table.append(keys[:, at : at + n], values[:, at : at + n])
+        append(table, keys[:, at : at + n], values[:, at : at + n])
         at += n
     assert_holds(table, keys, values)
     assert heap.used_blocks == table.n_blocks == -(-sum(chunks) // block_tokens)
@@ -81,14 +86,14 @@ def test_strides_of_what_is_appended_do_not_matter(lay_out, dtype):
     table, _ = new_table(schema)
     keys, values = (lay_out(x) for x in rows_of(schema, 21))
     assert not keys.is_contiguous()
-    table.append(keys, values)
+    append(table, keys, values)
     assert_holds(table, keys, values)
 
 
 def test_appending_nothing_takes_nothing():
     schema = schema_of()
     table, heap = new_table(schema)
-    table.append(*rows_of(schema, 0))
+    append(table, *rows_of(schema, 0))
     assert (table.n_rows, table.n_blocks, heap.reserved_bytes) == (0, 0, 0)
     assert [x.shape[1] for x in table.read(0, 0)] == [0, 0]
     assert [len(x) for x in table.gather(0, torch.empty(0, dtype=torch.int64))] == [0, 0]
@@ -103,7 +108,7 @@ def test_every_bit_survives_even_of_nan_and_infinity(dtype):
     pattern = torch.tensor(patterns, dtype=BITS[schema.torch_dtype]).view(schema.torch_dtype)
     values = pattern.repeat(2 * 9 * 12)[: 2 * 9 * 12].view(2, 9, 12)
     keys = rows_of(schema, 9)[0]
-    table.append(keys, values)
+    append(table, keys, values)
     assert_holds(table, keys, values)
     order = torch.tensor([8, 0, 3, 3, 5])
     for head in range(2):
@@ -115,7 +120,7 @@ def test_what_was_appended_is_copied():
     schema = schema_of()
     table, _ = new_table(schema)
     keys, values = rows_of(schema, 5)
-    table.append(keys, values)
+    append(table, keys, values)
     expected = keys.clone(), values.clone()
     keys.zero_()
     values.zero_()
@@ -126,7 +131,7 @@ def test_what_was_read_is_a_copy():
     schema = schema_of()
     table, _ = new_table(schema)
     keys, values = rows_of(schema, 8)
-    table.append(keys, values)
+    append(table, keys, values)
     for x in (*table.read(0, 8), *table.gather(0, torch.arange(8))):
         x.fill_(7)
     assert_holds(table, keys, values)
@@ -138,7 +143,7 @@ def test_gather_gives_rows_in_the_order_asked_for_with_repeats(rows, head):
     schema = schema_of()
     table, _ = new_table(schema)
     keys, values = rows_of(schema, 37)
-    table.append(keys, values)
+    append(table, keys, values)
     found = table.gather(head, torch.tensor(rows, dtype=torch.int64))
     assert same_bits(found[0], keys[head, rows])
     assert same_bits(found[1], values[head, rows])
@@ -149,7 +154,7 @@ def test_any_range_can_be_read(start, stop):
     schema = schema_of()
     table, _ = new_table(schema)
     keys, values = rows_of(schema, 37)
-    table.append(keys, values)
+    append(table, keys, values)
     start, stop = min(start, stop), max(start, stop)
     assert same_bits(table.read(start, stop)[0], keys[:, start:stop])
     assert same_bits(table.read(start, stop)[1], values[:, start:stop])
@@ -159,7 +164,7 @@ def test_keys_for_an_index_are_float32_of_what_is_stored():
     schema = schema_of("bfloat16")
     table, _ = new_table(schema)
     keys, values = rows_of(schema, 20)
-    table.append(keys, values)
+    append(table, keys, values)
     assert torch.equal(torch.from_numpy(table.read_keys(3, 17)), keys[:, 3:17].float())
 
 
@@ -169,13 +174,13 @@ def test_rows_after_a_truncate_are_the_new_ones(n, keep, more):
     schema = schema_of()
     table, heap = new_table(schema)
     keys, values = rows_of(schema, n)
-    table.append(keys, values)
+    append(table, keys, values)
     keep = min(keep, n)
     table.truncate(keep)
     assert_holds(table, keys[:, :keep], values[:, :keep])
     assert heap.used_blocks == -(-keep // 8)
     new_keys, new_values = rows_of(schema, more, seed=1)
-    table.append(new_keys, new_values)
+    append(table, new_keys, new_values)
     assert_holds(table, torch.cat([keys[:, :keep], new_keys], 1), torch.cat([values[:, :keep], new_values], 1))
 
 
@@ -185,14 +190,14 @@ def test_a_fork_and_its_origin_write_without_seeing_each_other(n, keep, mine, it
     schema = schema_of()
     table, heap = new_table(schema)
     keys, values = rows_of(schema, n)
-    table.append(keys, values)
+    append(table, keys, values)
     twin = table.fork()
     assert heap.used_blocks == table.n_blocks
     keep = min(keep, n)
     twin.truncate(keep)
     ours, theirs = rows_of(schema, mine, seed=1), rows_of(schema, its, seed=2)
     for who, rows in [(twin, theirs), (table, ours)] if fork_first else [(table, ours), (twin, theirs)]:
-        who.append(*rows)
+        append(who, *rows)
     assert_holds(table, torch.cat([keys, ours[0]], 1), torch.cat([values, ours[1]], 1))
     assert_holds(twin, torch.cat([keys[:, :keep], theirs[0]], 1), torch.cat([values[:, :keep], theirs[1]], 1))
     heap._check()
@@ -205,22 +210,22 @@ def test_a_fork_and_its_origin_write_without_seeing_each_other(n, keep, mine, it
 def test_a_fork_copies_a_block_only_when_one_of_the_two_writes_to_it():
     schema = schema_of()
     table, heap = new_table(schema)
-    table.append(*rows_of(schema, 20))  # two sealed blocks and an open one
+    append(table, *rows_of(schema, 20))  # two sealed blocks and an open one
     twin = table.fork()
     assert heap.used_blocks == 3
-    twin.append(*rows_of(schema, 1, seed=1))
+    append(twin, *rows_of(schema, 1, seed=1))
     assert heap.used_blocks == 4
     assert [a == b for a, b in zip(table.key_addresses, twin.key_addresses, strict=True)][:3] == [True, True, False]
-    table.append(*rows_of(schema, 1, seed=2))  # the only holder by now
+    append(table, *rows_of(schema, 1, seed=2))  # the only holder by now
     assert heap.used_blocks == 4
 
 
 def test_a_fork_of_sealed_blocks_copies_nothing():
     schema = schema_of()
     table, heap = new_table(schema)
-    table.append(*rows_of(schema, 16))
+    append(table, *rows_of(schema, 16))
     twin = table.fork()
-    twin.append(*rows_of(schema, 1, seed=1))
+    append(twin, *rows_of(schema, 1, seed=1))
     assert heap.used_blocks == 3
 
 
@@ -228,17 +233,17 @@ def test_a_full_heap_leaves_the_table_as_it_was():
     schema = schema_of()
     table, heap = new_table(schema, limit_blocks=3)
     keys, values = rows_of(schema, 12)
-    table.append(keys, values)
+    append(table, keys, values)
     with pytest.raises(HeapFullError):
-        table.append(*rows_of(schema, 13, seed=1))
+        append(table, *rows_of(schema, 13, seed=1))
     assert_holds(table, keys, values)
     twin = table.fork()
     with pytest.raises(HeapFullError):
-        twin.append(*rows_of(schema, 12, seed=1))  # one block to copy, one more
+        append(twin, *rows_of(schema, 12, seed=1))  # one block to copy, one more
     assert_holds(twin, keys, values)
     assert heap.used_blocks == 2
     more = rows_of(schema, 4, seed=1)
-    twin.append(*more)
+    append(twin, *more)
     assert_holds(twin, torch.cat([keys, more[0]], 1), torch.cat([values, more[1]], 1))
     assert_holds(table, keys, values)
 
@@ -248,7 +253,7 @@ def test_addresses_stay_right_as_the_table_grows():
     table, _ = new_table(schema)
     keys, values = rows_of(schema, 70)
     for row in range(70):
-        table.append(keys[:, row : row + 1], values[:, row : row + 1])
+        append(table, keys[:, row : row + 1], values[:, row : row + 1])
         table._check()
     view = table.key_view()
     assert (view.n_rows, view.block_tokens, view.head_dim, view.n_kv_heads) == (70, 1, 16, 2)
