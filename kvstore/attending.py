@@ -15,10 +15,12 @@ from kvstore.budget import Budget, check_budget
 from kvstore.config import StoreConfig
 from kvstore.errors import InvalidQueryError
 from kvstore.explain import Explanation
+from kvstore.index.workspace import Workspace
 from kvstore.locking import StoreLock, locked
 from kvstore.mass import measure
 from kvstore.paged_rows import open_rows
 from kvstore.planner import FLAT, Plan, Planner
+from kvstore.query import read_query
 from kvstore.recorder import Recorder
 from kvstore.schema import Schema
 from kvstore.stats import Counters
@@ -39,6 +41,7 @@ class Attending:
     config: StoreConfig
     counters: Counters
     recorder: Recorder
+    workspace: Workspace
     _attention: Attention
     _planner: Planner
     _persistence: Persistence | None
@@ -136,12 +139,13 @@ class Attending:
         check_layer(self.schema, layer)
         check_query(q, (self.schema.n_q_heads, self.schema.head_dim))
         plan = self._plan(seq, layer, budget)
-        grouped = self._grouped(q[None])[0]
+        s = self.schema
+        grouped = query_array(q, (s.n_kv_heads, s.group, s.head_dim))
         measured = None
         if analyze and plan.n_rows > plan.first:
             attended = self._run(layer, [seq], [plan], q[None], None)
             with self._open_table(seq, layer) as table:
-                measured = measure(table, plan, attended, grouped, self.schema.scale)
+                measured = measure(table, plan, attended, grouped, s.scale)
         index = seq._indexes[layer].describe()
         table = seq._tables[layer]
         return Explanation(seq.name, layer, self.schema, plan, index, measured, table.n_blocks, table.n_spilled)
@@ -153,11 +157,8 @@ class Attending:
         indexes = [seq._indexes[layer] for seq in sequences]
         scale = self.schema.scale if scale is None else scale
         with open_rows(tables, self._spill_pool) as rows:
-            return self._attention.run(rows, indexes, plans, self._grouped(q), scale)
-
-    def _grouped(self, q: torch.Tensor) -> npt.NDArray[np.float32]:
-        s = self.schema
-        return query_array(q, (len(q), s.n_kv_heads, s.group, s.head_dim))
+            plain, scaled = read_query(q, self.schema, scale, self.workspace)
+            return self._attention.run(rows, indexes, plans, plain, scaled, scale)
 
     def _plan(self, seq: Sequence, layer: int, budget: Budget | str) -> Plan:
         self._check_own(seq)

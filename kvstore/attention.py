@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as SequenceABC
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,8 +33,7 @@ FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Attended:
+class Attended(NamedTuple):
     """What one layer's attention gave.
 
     Attributes:
@@ -68,14 +67,20 @@ class Attention:
         tables: SequenceABC[AnyRows],
         indexes: SequenceABC[TableIndex],
         plans: SequenceABC[Plan],
-        q: npt.NDArray[np.float32],
+        q: FloatArray,
+        scaled: FloatArray,
         scale: float,
     ) -> Attended:
-        """Attend with q, float32 [n_sequences, n_kv_heads, group, head_dim], to one table of each sequence."""
+        """Attend to one table of each sequence with q, float32 [n_sequences, n_kv_heads, group, head_dim].
+
+        scaled: q times scale. O(n_sequences * rows) for the scan, and what `attend_kernel` says.
+        """
         if len(tables) > 1 and any(_kept_away(table, plan) for table, plan in zip(tables, plans, strict=True)):
             # One after the other, so that only one sequence's rows are in place at a time.
             parts = zip(tables, indexes, plans, strict=True)
-            return _joined([self.run([t], [x], [p], q[i : i + 1], scale) for i, (t, x, p) in enumerate(parts)])
+            return _joined(
+                [self.run([t], [x], [p], q[i : i + 1], scaled[i : i + 1], scale) for i, (t, x, p) in enumerate(parts)]
+            )
         started = time.perf_counter()
         with self._recorder.span("search", indexes[0].layer):
             found = [
@@ -84,9 +89,9 @@ class Attention:
             ]
         searched = time.perf_counter()
         placed = [table.place(rows) for table, rows in zip(tables, found, strict=True)]
-        out, log_norm, chosen = self._attend(tables, plans, placed, q * np.float32(scale))
+        out, log_norm, chosen = self._attend(tables, plans, placed, scaled)
         for i, (rows, ids) in enumerate(zip(found, placed, strict=True)):
-            if ids is not rows:
+            if ids is not rows:  # some were brought from the disk
                 chosen[i] = _row_ids(chosen[i], ids, rows)
         return Attended(out, log_norm, chosen, searched - started, time.perf_counter() - searched)
 
@@ -98,73 +103,51 @@ class Attention:
         q: FloatArray,
     ) -> tuple[FloatArray, FloatArray, IntArray]:
         """Return out, log_norm and chosen as `Attended` has them, of rows that are in place or can be brought there."""
-        s, buffer = self._schema, self._workspace.buffer
-        n_pieces, n_selected = tuple(_pieces(plan) for plan in plans), max(p.n_selected for p in plans)
+        s, buffer, n = self._schema, self._workspace.buffer, len(plans)
+        n_pieces, n_selected = tuple(map(_pieces, plans)), max(p.n_selected for p in plans)
         items, group = list_items(n_pieces, s.n_kv_heads), q.shape[2]
-        placed = candidates[0][None] if len(candidates) == 1 else _stack(candidates)
+        placed = candidates[0][None] if n == 1 else _stack(candidates)
         floats, ints = scratch_sizes(group, placed.shape[2], n_selected)
         work = _Work(
-            np.array([_line(table, plan) for table, plan in zip(tables, plans, strict=True)], np.int64),
-            np.array([p.by_head or ((p.n_candidates, p.n_selected),) * s.n_kv_heads for p in plans], np.int64),
+            np.array([_line(table, plan, s.n_kv_heads) for table, plan in zip(tables, plans, strict=True)], np.int64),
+            self._sizes,
             placed,
+            self._reduce_code,
             q,
             buffer("floats", (len(items), floats), np.float32),
             buffer("ints", (len(items), ints), np.int64),
-            np.empty((len(plans), s.n_kv_heads, n_selected), np.int64),
-            np.empty((len(plans), s.n_kv_heads, group, s.value_dim), np.float32),
-            np.empty((len(plans), s.n_kv_heads, group), np.float32),
-            NUMBER_NS * s.n_q_heads * sum(_numbers(plan, s) for plan in plans),
+            np.empty((n, s.n_kv_heads, n_selected), np.int64),
+            np.empty((n, s.n_kv_heads, group, s.value_dim), np.float32),
+            np.empty((n, s.n_kv_heads, group), np.float32),
         )
-        states = (
-            buffer("peaks", (len(items), group), np.float32),
-            buffer("norms", (len(items), group), np.float32),
-            buffer("sums", (len(items), group, s.value_dim), np.float32),
-        )
+        states = buffer("states", (len(items), group * (s.value_dim + 2)), np.float32)
+        work_ns = NUMBER_NS * s.n_q_heads * sum(_numbers(plan, s) for plan in plans)
         if isinstance(tables[0], PagedRows) and _kept_away(tables[0], plans[0]):
-            self._run_parts(tables[0], plans[0], work, items, states)
+            self._run_parts(tables[0], plans[0], work, items, states, work_ns)
         else:
-            self._run(work, items, *states, merge=True)
+            self._run(work, items, states, work_ns)
         return work.out, work.log_norm, work.chosen
 
     def _run_parts(
-        self, rows: PagedRows, plan: Plan, work: _Work, items: IntArray, states: tuple[FloatArray, ...]
+        self, rows: PagedRows, plan: Plan, work: _Work, items: IntArray, states: FloatArray, work_ns: float
     ) -> None:
         """Run the pieces of one sequence one after the other, each while its rows are in place."""
         n_pieces = _pieces(plan)
-        by_head = (len(items) // n_pieces, n_pieces)
-        shaped = [state.reshape(*by_head, *state.shape[1:]) for state in states]
+        shape = (len(items) // n_pieces, n_pieces, -1)
         for piece in range(n_pieces):
-            parts = [np.empty_like(state[:, piece], order="C") for state in shaped]
+            part = np.empty_like(states.reshape(shape)[:, piece], order="C")
             with rows.hold(*_kept_ranges(plan, piece)):
-                lines = np.ascontiguousarray(items.reshape(*by_head, 3)[:, piece])
-                self._run(work, lines, *parts, merge=False)
-            for state, part in zip(shaped, parts, strict=True):
-                state[:, piece] = part
-        merge_pieces(items, *states, work.out, work.log_norm)
+                lines = np.ascontiguousarray(items.reshape(shape)[:, piece])
+                self._run(work, lines, part, work_ns / n_pieces, merge=False)
+            states.reshape(shape)[:, piece] = part
+        merge_pieces(items, states, work.out, work.log_norm)
 
-    def _run(
-        self, work: _Work, items: IntArray, peaks: FloatArray, norms: FloatArray, sums: FloatArray, *, merge: bool
-    ) -> None:
+    def _run(self, work: _Work, items: IntArray, states: FloatArray, work_ns: float, *, merge: bool = True) -> None:
+        lines, sizes, rows, reduce_code, q, floats, ints, chosen, out, log_norm = work
         run_sized(
-            work.ns,
-            self._kernel,
-            work.lines,
-            work.counts,
-            self._sizes,
-            work.candidates,
-            self._reduce_code,
-            work.q,
-            items,
-            work.floats,
-            work.ints,
-            peaks,
-            norms,
-            sums,
-            work.chosen,
-            merge,
-            work.out,
-            work.log_norm,
-        )
+            work_ns, self._kernel,
+            lines, sizes, rows, reduce_code, q, items, floats, ints, states, chosen, merge, out, log_norm,
+        )  # fmt: skip
 
     def _candidates(
         self, place: int, table: AnyRows, keeper: TableIndex, plan: Plan, q: FloatArray, scale: float
@@ -198,20 +181,19 @@ class Attention:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """What the kernel is told of a batch; see `attend_kernel`, where `lines` are called plans."""
+class _Work(NamedTuple):
+    """What the kernel is told of a batch besides the work itself; see `attend_kernel`."""
 
     lines: IntArray
-    counts: IntArray
+    sizes: IntArray
     candidates: IntArray
+    reduce_code: int
     q: FloatArray
     floats: FloatArray
     ints: IntArray
     chosen: IntArray
     out: FloatArray
     log_norm: FloatArray
-    ns: float
 
 
 def _numbers(plan: Plan, s: Schema) -> int:
@@ -219,9 +201,10 @@ def _numbers(plan: Plan, s: Schema) -> int:
     return plan.n_attended * s.value_dim + max(plan.n_attended, plan.n_candidates) * s.head_dim
 
 
-def _line(table: AnyRows, plan: Plan) -> tuple[int, ...]:
-    addresses = table.key_addresses.ctypes.data, table.value_addresses.ctypes.data
-    return (*addresses, plan.first, plan.sinks_stop, plan.tail_start, plan.n_rows)
+def _line(table: AnyRows, plan: Plan, n_heads: int) -> tuple[int, ...]:
+    """A line of `plans`, see `attend_kernel`."""
+    counts = sum(plan.by_head, ()) or (plan.n_candidates, plan.n_selected) * n_heads
+    return (*table.address_tables, plan.first, plan.sinks_stop, plan.tail_start, plan.n_rows, *counts)
 
 
 def _pieces(plan: Plan) -> int:

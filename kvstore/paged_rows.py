@@ -59,6 +59,11 @@ class PagedRows:
         """Rows of the table."""
         return self._table.n_rows
 
+    @property
+    def address_tables(self) -> tuple[int, int]:
+        """Where the two tables of addresses lie."""
+        return self.key_addresses.ctypes.data, self.value_addresses.ctypes.data
+
     def key_view(self) -> RowView:
         """Return where the keys lie, for kernels that go through rows by `RowView.parts`."""
         return replace(self._table.key_view(), block_addresses=self.key_addresses, owner=self, bring=self.bring)

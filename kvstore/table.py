@@ -17,6 +17,7 @@ from kvstore.spill_reader import Bytes, SpillReader
 from kvstore.storage.catalog import ExtentRef
 
 Rows = np.ndarray[tuple[int, int], np.dtype[np.int64]]
+Addresses = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 class Table:
@@ -25,11 +26,14 @@ class Table:
     A block is in the heap, or on the disk only: then the extent that holds it stands in its place, whole, full and
     valid to its end, and its address is 0. Kernels that may meet such blocks go through `kvstore.paged_rows`.
     A table checks nothing: its sequence has done so.
+
+    Attributes:
+        address_tables: where `key_addresses` and `value_addresses` lie.
     """
 
     __slots__ = (
-        "_blocks", "_heap", "_key_addresses", "_schema", "_shift", "_value_addresses", "below", "layer", "n_rows",
-        "n_spilled",
+        "_blocks", "_heap", "_key_addresses", "_schema", "_shift", "_value_addresses", "address_tables", "below",
+        "layer", "n_rows", "n_spilled",
     )  # fmt: skip
 
     def __init__(self, schema: Schema, heap: Heap, layer: int = 0, below: SpillReader | None = None) -> None:
@@ -37,8 +41,7 @@ class Table:
         self._heap = heap
         self._shift = schema.block_tokens.bit_length() - 1
         self._blocks: list[Block | ExtentRef] = []
-        self._key_addresses = np.zeros(16, np.int64)
-        self._value_addresses = np.zeros(16, np.int64)
+        self._take_addresses(np.zeros(16, np.int64), np.zeros(16, np.int64))
         self.layer = layer
         self.below = below
         self.n_rows = 0
@@ -50,12 +53,12 @@ class Table:
         return len(self._blocks)
 
     @property
-    def key_addresses(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    def key_addresses(self) -> Addresses:
         """Where the keys of each block begin, int64 [>= n_blocks]; replaced by a longer array as the table grows."""
         return self._key_addresses
 
     @property
-    def value_addresses(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    def value_addresses(self) -> Addresses:
         """The same for values."""
         return self._value_addresses
 
@@ -187,8 +190,7 @@ class Table:
         twin = Table(self._schema, self._heap, self.layer, self.below)
         self._heap.share(self.heap_blocks())
         twin._blocks = self._blocks[:]
-        twin._key_addresses = self._key_addresses.copy()
-        twin._value_addresses = self._value_addresses.copy()
+        twin._take_addresses(self._key_addresses.copy(), self._value_addresses.copy())
         twin.n_rows, twin.n_spilled = self.n_rows, self.n_spilled
         return twin
 
@@ -283,6 +285,11 @@ class Table:
         for block in fresh:
             self._hold(block)
 
+    def _take_addresses(self, keys: Addresses, values: Addresses) -> None:
+        """Take arrays for the blocks' addresses, and note where they lie: numpy takes microseconds to say so."""
+        self._key_addresses, self._value_addresses = keys, values
+        self.address_tables = (keys.ctypes.data, values.ctypes.data)
+
     def _replace_last(self, block: Block) -> None:
         shared = self.block(-1)
         block.keys.copy_(shared.keys)
@@ -293,8 +300,8 @@ class Table:
     def _hold(self, block: Block | ExtentRef) -> None:
         i = len(self._blocks)
         if i == len(self._key_addresses):
-            self._key_addresses = np.concatenate([self._key_addresses, np.zeros(i, np.int64)])
-            self._value_addresses = np.concatenate([self._value_addresses, np.zeros(i, np.int64)])
+            room = np.zeros(i, np.int64)
+            self._take_addresses(*(np.concatenate([old, room]) for old in (self._key_addresses, self._value_addresses)))
         self._blocks.append(block)
         self.n_spilled += not isinstance(block, Block)
         self._key_addresses[i] = block.key_address if isinstance(block, Block) else 0

@@ -10,7 +10,6 @@ import numpy.typing as npt
 import torch
 
 from kvstore.errors import InvalidQueryError, LayerNotFoundError, NonFiniteError, SchemaMismatchError
-from kvstore.index.rank import all_finite
 from kvstore.schema import Schema
 
 SAMPLED_QUERIES = 1024
@@ -72,12 +71,8 @@ def check_query(q: torch.Tensor, shape: SequenceABC[int]) -> None:
 
 def query_array(q: torch.Tensor, shape: SequenceABC[int]) -> npt.NDArray[np.float32]:
     """Return a checked query as a contiguous float32 array of this shape; raise `NonFiniteError` unless finite."""
-    if q.requires_grad:
-        q = q.detach()
-    if q.dtype != torch.float32:
-        q = q.to(torch.float32)
-    array: npt.NDArray[np.float32] = np.ascontiguousarray(q.numpy()).reshape(shape)
-    if not all_finite(array.reshape(1, -1, shape[-1])):
+    array: npt.NDArray[np.float32] = q.detach().to(torch.float32).contiguous().numpy().reshape(shape)
+    if not np.isfinite(array).all():
         raise NonFiniteError("the query holds NaN or infinity")
     return array
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvstore.index.flat_kernels import scan_width
 from kvstore.index.jit import jit
-from kvstore.kernels.pieces import HEAD, PIECE, SEQUENCE, merge_pieces, pick_rows, soften
+from kvstore.kernels.pieces import HEAD, PIECE, SEQUENCE, merge_pieces, pick_rows, soften, state_parts
 from kvstore.kernels.row_kernels import (
     TILE_ROWS,
     fetch_rows,
@@ -31,10 +31,8 @@ the number of threads or on what else is in the batch."""
 _LIST = TILE_ROWS + 4
 """Room for the addresses of a tile."""
 
-# Columns of `plans`, int64 [n_sequences, 6]
-KEY_BLOCKS, VALUE_BLOCKS, FIRST, SINKS_STOP, TAIL_START, N_ROWS = range(6)
-# Columns of `counts`, int64 [n_sequences, n_kv_heads, 2]
-N_CANDIDATES, N_SELECTED = range(2)
+# Columns of `plans`, int64 [n_sequences, 6 + 2 * n_kv_heads]; then, for each KV head, candidates and how many to pick
+KEY_BLOCKS, VALUE_BLOCKS, FIRST, SINKS_STOP, TAIL_START, N_ROWS, BY_HEAD = range(7)
 # Entries of `sizes`, int64 [7]
 SHIFT, KEY_HEAD_BYTES, KEY_ROW_BYTES, VALUE_HEAD_BYTES, VALUE_ROW_BYTES, KEY_DIM, VALUE_DIM = range(7)
 
@@ -65,18 +63,17 @@ def scratch_sizes(group: int, n_candidates: int, n_selected: int) -> tuple[int, 
 def attend_kernel(key_dim: int, value_dim: int, dtype_code: int, group: int) -> Any:
     """Return the kernel for rows of these sizes; its results are the same bits on any number of threads.
 
-    `attend(plans, counts, sizes, candidates, reduce_code, q, items, floats, ints, peaks, norms, sums, chosen, merge,
-    out, log_norm)` does the work that `items` list, each by itself, and, where `merge` says so, puts the results
-    together as `merge_pieces` does.
+    `attend(plans, sizes, candidates, reduce_code, q, items, floats, ints, states, chosen, merge, out, log_norm)` does
+    the work that `items` list, each by itself, and, where `merge` says so, puts the results together as `merge_pieces`
+    does.
 
-    - plans: int64 [n_sequences, 6], a line a sequence, see the column names above; sizes: int64 [7];
-    - counts: int64 [n_sequences, n_kv_heads, 2], candidates of a head, and how many of them are picked;
+    - plans: int64 [n_sequences, 6 + 2 * n_kv_heads], a line a sequence, see the columns above; sizes: int64 [7];
     - candidates: int64 [n_sequences, n_kv_heads, >= n_candidates], row ids; equal scores go to the first of them;
     - q: float32 [n_sequences, n_kv_heads, group, key_dim], already multiplied with the softmax scale;
     - items: int64 [n_items, 3], sequence, head and piece: SPLIT_ROWS of the rows that are always attended, counted from
       the first sink on; piece 0 also takes the candidates;
     - floats, ints: scratch, float32 and int64 [n_items, ...], see `scratch_sizes`;
-    - peaks, norms: float32 [n_items, group]; sums: float32 [n_items, group, value_dim]; out, see `soften`;
+    - states: float32 [n_items, group * (value_dim + 2)], out, see `state_parts`;
     - chosen: int64 [n_sequences, n_kv_heads, >= the most picked], out, those picked, in the order of the candidates,
       then -1.
 
@@ -90,26 +87,27 @@ def attend_kernel(key_dim: int, value_dim: int, dtype_code: int, group: int) -> 
 
     @jit(parallel=True)
     def attend(
-        plans: Any, counts: Any, sizes: Any, candidates: Any, reduce_code: Any, q: Any, items: Any, floats: Any,
-        ints: Any, peaks: Any, norms: Any, sums: Any, chosen: Any, merge: Any, out: Any, log_norm: Any,
+        plans: Any, sizes: Any, candidates: Any, reduce_code: Any, q: Any, items: Any, floats: Any, ints: Any,
+        states: Any, chosen: Any, merge: Any, out: Any, log_norm: Any,
     ) -> None:  # fmt: skip
         """See `attend_kernel`."""
         for i in numba.prange(items.shape[0]):
             b, head, piece = items[i, SEQUENCE], items[i, HEAD], items[i, PIECE]
-            plan, q_head, state = plans[b], q[b, head], (peaks[i], norms[i], sums[i])
-            peaks[i, :], norms[i, :], sums[i, :, :] = np.float32(-np.inf), np.float32(0), np.float32(0)
+            plan, q_head, state = plans[b], q[b, head], state_parts(states[i], q.shape[2])
+            states[i, :] = np.float32(0)
+            state[0][:] = np.float32(-np.inf)
             take_piece(plan, sizes, head, piece, q_head, floats[i], ints[i], state)
             if piece == 0:
-                n_selected = counts[b, head, N_SELECTED]
-                if counts[b, head, N_CANDIDATES] > 0:
-                    rows = candidates[b, head, : counts[b, head, N_CANDIDATES]]
+                n_candidates, n_selected = plan[BY_HEAD + 2 * head], plan[BY_HEAD + 2 * head + 1]
+                if n_candidates > 0:
+                    rows = candidates[b, head, :n_candidates]
                     take_candidates(
                         plan, sizes, head, rows, n_selected, reduce_code, q_head, chosen[b, head], floats[i], ints[i],
                         state,
                     )  # fmt: skip
                 chosen[b, head, n_selected:] = -1
         if merge:
-            merge_pieces(items, peaks, norms, sums, out, log_norm)
+            merge_pieces(items, states, out, log_norm)
 
     return attend
 

@@ -64,32 +64,40 @@ def soften(scores: Any, n: Any, peak: Any, norm: Any, sums: Any) -> None:
 
 
 @jit
-def merge_pieces(items: Any, peaks: Any, norms: Any, sums: Any, out: Any, log_norm: Any) -> None:
+def state_parts(state: Any, group: Any) -> Any:
+    """View a piece's state, float32 [group * (value_dim + 2)]: peak [group], norm [group], sums [group, value_dim]."""
+    sums = state[2 * group :]
+    return state[:group], state[group : 2 * group], sums.reshape(group, sums.shape[0] // group)
+
+
+@jit
+def merge_pieces(items: Any, states: Any, out: Any, log_norm: Any) -> None:
     """Merge the pieces of each head by their log-sum-exp: out = sum exp(peak - top) sums / sum exp(peak - top) norm.
 
-    items: int64 [n_items, 3], a head's pieces together; peaks, norms float32 [n_items, group] and sums [..., value_dim]
-    as `attend` leaves them; out float32 [n_sequences, n_kv_heads, group, value_dim], log_norm [..., group].
+    items: int64 [n_items, 3], a head's pieces together; states: of each, see `state_parts`; out float32 [n_sequences,
+    n_kv_heads, group, value_dim], log_norm [..., group].
     """
+    group, dim = out.shape[2:]
     at = 0
     while at < items.shape[0]:
         stop = at + 1
         while stop < items.shape[0] and items[stop, PIECE] > 0:
             stop += 1
         b, head = items[at, SEQUENCE], items[at, HEAD]
-        for g in range(peaks.shape[1]):
-            top = peaks[at, g]
+        for g in range(group):
+            top = states[at, g]
             for i in range(at + 1, stop):
-                top = max(top, peaks[i, g])
+                top = max(top, states[i, g])
             line = out[b, head, g]
             line[:] = np.float32(0)
             norm = np.float32(0)
             for i in range(at, stop):
-                if norms[i, g] > 0:
-                    weight = np.float32(np.exp(peaks[i, g] - top))
-                    norm += weight * norms[i, g]
-                    for d in range(line.shape[0]):
-                        line[d] += weight * sums[i, g, d]
-            for d in range(line.shape[0]):
+                if states[i, group + g] > 0:
+                    weight = np.float32(np.exp(states[i, g] - top))
+                    norm += weight * states[i, group + g]
+                    for d in range(dim):
+                        line[d] += weight * states[i, 2 * group + g * dim + d]
+            for d in range(dim):
                 line[d] /= norm
             log_norm[b, head, g] = top + np.float32(np.log(norm))
         at = stop
