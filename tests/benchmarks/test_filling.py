@@ -53,7 +53,7 @@ def test_filled_caches_give_the_same_logits(name, model, passage, config):
     engine.close()
 
 
-def test_the_filled_store_has_its_indexes_and_goes_on_counting(model, passage, config):
+def test_the_filled_store_has_its_indexes_and_tokens_stay_in_the_context(model, passage, config):
     engine = filled(STORE, model, passage, config)
     (sequence,) = engine.cache.sequences
     assert len(sequence) == N_ROWS
@@ -64,8 +64,20 @@ def test_the_filled_store_has_its_indexes_and_goes_on_counting(model, passage, c
     with engine.active():
         engine.forward(passage.after[:1])
     (sequence,) = engine.cache.sequences
-    assert sequence.positions(0, N_ROWS + 1).tolist() == list(range(N_ROWS + 1))
+    assert sequence.positions().tolist() == [*range(N_ROWS), N_READ]
+    engine.back(1)
+    assert engine.position == N_READ
     engine.close()
+
+
+def test_whole_repeats_are_attended_to_like_the_passage_itself(model, passage, config):
+    """Every key as often as every other changes no weight, so what follows is predicted as after reading the text."""
+    ours, read = make_engine(STORE, model, config), make_engine(DYNAMIC, model)
+    fill(ours, passage, 3 * N_READ, 0)
+    fill(read, passage, N_READ, 0)
+    got, wanted = (logits_after(engine, passage.after[:1]) for engine in (ours, read))
+    assert (got - wanted).abs().max() < 0.2 * wanted.std()  # the token's own row is there once
+    ours.close()
 
 
 def test_costs_are_told_of_a_length_that_nothing_has_read(model, passage, config):
