@@ -17,7 +17,7 @@ help:
 	@echo "make test      the test suite (minutes)"
 	@echo "make test-all  the same with the long tests"
 	@echo "make lint      ruff and mypy"
-	@echo "make bench     the decode benchmark (40 to 50 minutes); rows as JSON in build/bench"
+	@echo "make bench     the decode benchmark (about an hour); rows as JSON in build/bench"
 	@echo "make clean     remove $(VENV) and build products"
 
 venv: $(STAMP)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,10 +13,11 @@ import typer
 
 from benchmarks import decode_rows, inputs
 from benchmarks.engines import DENSE_PEERS, STORE
+from benchmarks.filling import Passage, read_passage
 from benchmarks.memory import Probe, Usage, measure_memory
 from benchmarks.quality import DEFAULT, Place, index_configs, measure_quality
 from benchmarks.report import Report
-from benchmarks.speed import Effort, Speed, measure_speed, warm_up
+from benchmarks.speed import Effort, Speed, measure_cost, measure_speed, warm_up
 from benchmarks.timing import Tell
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 WARM_UP_TOKENS = 1024
 FILE_WIDTH = 120  # columns where stdout is no terminal
+LENGTHS_HELP = "Tokens of context, separated by commas; what the model was not trained for tells costs only."
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,8 @@ class Options:
     """What to run.
 
     Attributes:
-        lengths: tokens of context, ascending.
-        budgets: of the store, besides a full one; the last is the one that memory and break-even are told for.
+        lengths: tokens of context, ascending; those beyond what the model was trained for tell costs only.
+        budgets: of the store, besides a full one; the last is the one that memory is told for.
         effort: of the timing.
         quality_context, quality_tokens, quality_places: tokens of context, tokens predicted after them, and
             at how many places of the text; no places leave quality out.
@@ -42,7 +44,7 @@ class Options:
         memory_peers: dense peers whose memory is measured too; empty leaves memory out.
     """
 
-    lengths: tuple[int, ...] = (1024, 2048, 4096, 8064)
+    lengths: tuple[int, ...] = (1024, 2048, 4096, 8064, 32_768)
     budgets: tuple[float, ...] = (0.2, 0.1)
     effort: Effort = field(default_factory=Effort)
     quality_context: int = 4096
@@ -56,9 +58,15 @@ class Options:
         """Tokens of one place."""
         return self.quality_context + self.quality_tokens + 1
 
-    def tokens_needed(self) -> int:
+    def longest_prompt(self, trained_tokens: int | None) -> int:
+        """Tokens of the longest prompt that a model trained for so many can read and go on from; None: any."""
+        if trained_tokens is None:
+            return max(self.lengths)
+        return max(1, trained_tokens + 1 - self.effort.tokens_after)
+
+    def tokens_needed(self, trained_tokens: int | None) -> int:
         """Tokens that the text must have."""
-        speed = max(self.lengths) + self.effort.tokens_after
+        speed = min(max(self.lengths), self.longest_prompt(trained_tokens)) + self.effort.tokens_after
         return max(speed, self.quality_size) if self.quality_places else speed
 
 
@@ -83,29 +91,54 @@ def run_decode(
     *,
     load: Callable[[], Any] | None = None,
     configs: Mapping[str, StoreConfig] | None = None,
+    trained_tokens: int | None = None,
 ) -> None:
-    """Run everything on ids, int64 [>= options.tokens_needed()], and add the rows to the report.
+    """Run everything on ids, int64 [>= options.tokens_needed(trained_tokens)], and add the rows to the report.
 
-    `load` returns the model in another process; without it memory is left out. `configs` stand in for
-    `index_configs()`; that of the default index is the one that is timed.
+    `trained_tokens` are those of the context that the model was trained for, None where any length is one. `load`
+    returns the model in another process; without it memory is left out. `configs` stand in for `index_configs()`;
+    that of the default index is the one that is timed.
     """
     settings = dict(configs or index_configs())
     tell("warming up")
     warm_up(model, ids[:WARM_UP_TOKENS], (None, *options.budgets), settings[DEFAULT])
-    speeds: dict[int, Speed] = {}
-    for length in options.lengths:
-        at = _prefixed(tell, f"{length} tokens")
-        budgets = (None, *options.budgets)
-        speeds[length] = measure_speed(model, ids, length, budgets, options.effort, at, settings[DEFAULT])
-        decode_rows.add_speed(report, length, speeds[length], options.budgets)
-        if load is not None and options.memory_peers:
+    longest = options.longest_prompt(trained_tokens)
+    speeds = {}
+    for length, speed in _speeds(model, ids, longest, options, settings[DEFAULT], tell):
+        decode_rows.add_speed(report, length, speed, options.budgets)
+        decode_rows.add_splits(report, length, speed)
+        if load is not None and options.memory_peers and not speed.cost_only:
+            at = _prefixed(tell, f"{length} tokens")
             decode_rows.add_memory(report, length, _memory(load, ids, length, options, at))
-    decode_rows.add_break_even(report, speeds, options.budgets[-1])
+        speeds[length] = speed
+    if speeds:
+        decode_rows.add_break_even(report, speeds, options.budgets)
     if options.quality_places:
         stretches = inputs.places(ids, options.quality_size, options.quality_places)
         spots = [Place(stretch, options.quality_context, options.quality_tokens) for stretch in stretches]
         found = measure_quality(model, spots, options.quality_budgets, settings, _prefixed(tell, "quality"))
         decode_rows.add_quality(report, options.quality_context, options.quality_tokens, options.quality_budgets, found)
+
+
+def _speeds(
+    model: Any, ids: torch.Tensor, longest: int, options: Options, config: StoreConfig, tell: Tell
+) -> Iterator[tuple[int, Speed]]:
+    """Give each length and what was measured there: after prompts up to `longest` tokens, in filled caches above."""
+    budgets, effort = (None, *options.budgets), options.effort
+    passage: Passage | None = None
+    for length in options.lengths:
+        if length <= longest:
+            at = _prefixed(tell, f"{length} tokens")
+            yield length, measure_speed(model, ids, length, budgets, effort, at, config)
+            continue
+        at = _prefixed(tell, f"{length} tokens, cost only")
+        if passage is None:
+            at(f"reading {longest} tokens")
+            passage = read_passage(model, ids, longest)
+        if passage.fits(length):
+            yield length, measure_cost(model, passage, length, budgets, effort, at, config)
+        else:
+            at("LEFT OUT, memory has no room for it")
 
 
 def _prefixed(tell: Tell, where: str) -> Tell:
@@ -131,7 +164,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def main(
     json: Annotated[Path | None, typer.Option(help="Write the rows to this file.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="One short length, few tokens: two minutes.")] = False,
-    lengths: Annotated[str | None, typer.Option(help="Tokens of context, separated by commas.")] = None,
+    lengths: Annotated[str | None, typer.Option(help=LENGTHS_HELP)] = None,
     repeats: Annotated[int | None, typer.Option(min=1, help="Prompts of each engine at a length.")] = None,
     blocks: Annotated[int | None, typer.Option(min=1, help="Blocks of 32 tokens each engine decodes.")] = None,
     quality: Annotated[bool, typer.Option(help="Compare predictions with those of full attention.")] = True,
@@ -184,7 +217,15 @@ def _run(options: Options, path: str | None, text: Path | None, threads: int | N
             loaded = load_model(path, report=tell)
             ids = inputs.tokens_of(inputs.read_text(text), loaded.tokenizer)
             _check_text(options, len(ids), loaded.context_tokens)
-            run_decode(loaded.model, ids, options, report, tell, load=functools.partial(inputs.load_model_only, path))
+            run_decode(
+                loaded.model,
+                ids,
+                options,
+                report,
+                tell,
+                load=functools.partial(inputs.load_model_only, path),
+                trained_tokens=loaded.context_tokens,
+            )
     finally:
         if report.rows:  # also those of a run that was stopped; only a complete one becomes JSON
             console = Console()
@@ -193,12 +234,11 @@ def _run(options: Options, path: str | None, text: Path | None, threads: int | N
 
 
 def _check_text(options: Options, n_tokens: int, context_tokens: int | None) -> None:
-    if n_tokens < options.tokens_needed():
-        raise typer.BadParameter(f"the text has {n_tokens} tokens; these lengths need {options.tokens_needed()}")
-    if context_tokens is not None and options.tokens_needed() > context_tokens + 1:
-        raise typer.BadParameter(
-            f"these lengths need {options.tokens_needed()} tokens; the model was trained for {context_tokens}"
-        )
+    needed = options.tokens_needed(context_tokens)
+    if n_tokens < needed:
+        raise typer.BadParameter(f"the text has {n_tokens} tokens; these lengths need {needed}")
+    if context_tokens is not None and needed > context_tokens + 1:
+        raise typer.BadParameter(f"quality needs {needed} tokens; the model was trained for {context_tokens}")
 
 
 if __name__ == "__main__":

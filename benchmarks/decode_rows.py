@@ -9,6 +9,7 @@ from benchmarks.memory import Usage
 from benchmarks.quality import DEFAULT, EXACT, RANDOM, Scores
 from benchmarks.report import Metric, Report
 from benchmarks.speed import Speed, budget_name
+from benchmarks.split import Split
 
 DECODE = Metric("decode", "tokens/s", "higher")
 FIRST_TOKEN = Metric("first token", "s", "lower")
@@ -19,14 +20,29 @@ BREAK_EVEN = Metric("faster from length", "tokens", "neither")
 KL = Metric("KL to full", "nats/token", "lower")
 AGREEMENT = Metric("same likeliest token", "share", "higher")
 DELTA_NLL = Metric("NLL above full", "nats/token", "neither")
+STEP = Metric("step, taken apart", "ms", "neither")
+SEARCH = Metric("of it attention: search", "ms", "neither")
+FETCH = Metric("of it attention: rerank, fetch, softmax", "ms", "neither")
+PLAN = Metric("of it plan, checks and conversion", "ms", "neither")
+ROWS_IN = Metric("of it append", "ms", "neither")
+COMMIT = Metric("of it commit", "ms", "neither")
+ADAPTER = Metric("of it the rest of the adapter", "ms", "neither")
+REST = Metric("of it the model", "ms", "neither")
+OUTSIDE = Metric("engine time outside attention", "share of a step", "lower")
+APPEND = Metric("append", "us a token and layer", "neither")
+COMMIT_TOKEN = Metric("commit", "us a token", "neither")
+CLOCKING = Metric("clocking, in the figures above", "ms", "neither")
+WHOLE, APART, TARGET, CLOCKED = "whole step", "not taken apart", "target", "of it clocking"
+OUTSIDE_TARGET = 0.15
+EVENTS_OF_CALL = 2  # of an append or commit: the benchmark's, and the span that the store tells of
 MIB = 1 << 20
 
 
 def add_speed(report: Report, length: int, speed: Speed, budgets: Sequence[float]) -> None:
     """Add how exact a full budget is, the times to the first token and the rates of decoding."""
-    where = f"{length} tokens"
+    where = place(length, speed)
     report.add(f"{where}, {budget_name(None)}", DIFFERENCE, speed.logit_difference[STORE], DYNAMIC, 0.0)
-    for peer in DENSE_PEERS:
+    for peer in DENSE_PEERS if speed.first_token_s else ():
         report.add(f"{where}, store", FIRST_TOKEN, speed.first_token_s[STORE], peer, speed.first_token_s[peer])
     for budget in (None, *budgets):
         case, rate = f"{where}, {budget_name(budget)}", speed.tokens_per_s[budget]
@@ -34,6 +50,38 @@ def add_speed(report: Report, length: int, speed: Speed, budgets: Sequence[float
             report.add(case, DECODE, rate, peer, speed.tokens_per_s[peer])
         if budget is not None:
             report.add(case, DECODE, rate, budget_name(None), speed.tokens_per_s[None])
+
+
+def place(length: int, speed: Speed) -> str:
+    """Return how cases of a length begin."""
+    return f"{length} tokens (cost only)" if speed.cost_only else f"{length} tokens"
+
+
+def add_splits(report: Report, length: int, speed: Speed) -> None:
+    """Add where a step's time goes, by budget."""
+    for budget, split in speed.splits.items():
+        _add_split(report, f"{place(length, speed)}, {budget_name(budget)}", split, speed.tokens_per_s[budget])
+
+
+def _add_split(report: Report, case: str, split: Split, tokens_per_s: float) -> None:
+    """Add the rows of one split, beside the rate of blocks that were not taken apart."""
+    report.add(case, STEP, 1e3 * split.step_s, APART, 1e3 / tokens_per_s)
+    parts = {
+        SEARCH: split.search_s,
+        FETCH: split.fetch_s,
+        PLAN: split.plan_s,
+        ROWS_IN: split.append_s,
+        COMMIT: split.commit_s,
+        ADAPTER: split.other_s,
+        REST: split.model_s,
+        CLOCKING: split.measuring_s,
+    }
+    for metric, seconds in parts.items():
+        report.add(case, metric, 1e3 * seconds, WHOLE, 1e3 * split.step_s)
+    report.add(case, OUTSIDE, split.outside_s / split.step_s, TARGET, OUTSIDE_TARGET)
+    clocked_us = 1e6 * EVENTS_OF_CALL * split.event_s
+    report.add(case, APPEND, 1e6 * split.append_s / split.n_layers, CLOCKED, clocked_us)
+    report.add(case, COMMIT_TOKEN, 1e6 * split.commit_s, CLOCKED, clocked_us)
 
 
 def add_memory(report: Report, length: int, usage: Mapping[str, Usage]) -> None:
@@ -46,12 +94,16 @@ def add_memory(report: Report, length: int, usage: Mapping[str, Usage]) -> None:
         report.add(f"{length} tokens, store", HELD, ours.held_bytes / MIB, peer, theirs.held_bytes / MIB)
 
 
-def add_break_even(report: Report, speeds: Mapping[int, Speed], budget: float) -> None:
-    """Add the lengths from which on that budget decodes faster than our own full budget, and than each peer."""
-    others: dict[str, str | None] = {budget_name(None): None, **{peer: peer for peer in DENSE_PEERS}}
-    for name, key in others.items():
-        gains = [speed.tokens_per_s[budget] / speed.tokens_per_s[key] for speed in speeds.values()]
-        report.add(f"all lengths, {budget_name(budget)}", BREAK_EVEN, break_even(list(speeds), gains), name, None)
+def add_break_even(report: Report, speeds: Mapping[int, Speed], budgets: Sequence[float]) -> None:
+    """Add the lengths from which on a full budget, and each of budgets, is faster than each peer; and each of budgets
+    than our own full budget."""
+    for budget in (None, *budgets):
+        others: dict[str, str | None] = {peer: peer for peer in DENSE_PEERS}
+        if budget is not None:
+            others = {budget_name(None): None, **others}
+        for name, key in others.items():
+            gains = [speed.tokens_per_s[budget] / speed.tokens_per_s[key] for speed in speeds.values()]
+            report.add(f"all lengths, {budget_name(budget)}", BREAK_EVEN, break_even(list(speeds), gains), name, None)
 
 
 def add_quality(

@@ -20,7 +20,12 @@ DENSE_PEERS = (DYNAMIC, STATIC, VIEWS)
 
 
 class Engine:
-    """A model and one kind of cache, for one sequence; attention is torch's fused one ("sdpa")."""
+    """A model and one kind of cache, for one sequence; attention is torch's fused one ("sdpa").
+
+    Attributes:
+        cache: of transformers' interface, or None before `start`.
+        position: of the next token; None where it is the number of rows, as it is unless rows were filled in.
+    """
 
     def __init__(self, name: str, model: Any) -> None:
         from kvstore.adapters.hf import cache_argument
@@ -28,24 +33,35 @@ class Engine:
         self.name = name
         self.model = model
         self.cache: Any = None
+        self.position: int | None = None
         self._argument = cache_argument(model)
 
     def start(self, capacity: int) -> None:
         """Begin an empty cache that will hold up to `capacity` tokens."""
         self.close()
-        self.cache = self._new_cache(capacity)
+        self.cache, self.position = self._new_cache(capacity), None
 
     def forward(self, ids: torch.Tensor, keep: int = 1) -> torch.Tensor:
         """Append tokens, int64 [n]; return the logits [keep, vocabulary] of the last `keep` of them."""
         import torch
 
+        options: dict[str, Any] = {self._argument: self.cache}
+        if self.position is not None:
+            options["position_ids"] = torch.arange(self.position, self.position + len(ids))[None]
+            self.position += len(ids)
         with torch.no_grad():
-            out = self.model(ids[None], use_cache=True, logits_to_keep=keep, **{self._argument: self.cache})
+            out = self.model(ids[None], use_cache=True, logits_to_keep=keep, **options)
         logits: torch.Tensor = out.logits[0]
         return logits
 
     def back(self, n_tokens: int) -> None:
         """Forget the newest tokens; a preallocated cache keeps its room."""
+        if self.position is not None:
+            self.position -= n_tokens
+        self._crop(n_tokens)
+
+    def _crop(self, n_tokens: int) -> None:
+        """Let the cache forget the newest tokens."""
         from kvstore.adapters.hf.compat import crop_argument
 
         length = int(self.cache.get_seq_length())
@@ -92,8 +108,8 @@ class StoreEngine(Engine):
         """Set the rows that each decoded token attends to; None for all."""
         self.cache.set_budget(budget)
 
-    def back(self, n_tokens: int) -> None:
-        """Forget the newest tokens."""
+    def _crop(self, n_tokens: int) -> None:
+        """Let the cache forget the newest tokens."""
         self.cache.crop(-n_tokens)
 
     @contextmanager

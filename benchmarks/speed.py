@@ -1,4 +1,7 @@
-"""Speed of prompts and of decoded tokens at one length, after a check that dense results are equal."""
+"""Speed of prompts and of decoded tokens at one length, after a check that dense results are equal.
+
+Beyond the context that a model was trained for there is no prompt: caches are filled, and tokens tell their cost only.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.engines import DENSE_PEERS, DYNAMIC, Engine, StoreEngine, make_engine
+from benchmarks.filling import Passage, fill
+from benchmarks.split import Meter, Split
 from benchmarks.timing import Contender, Tell, interleave, medians
 
 if TYPE_CHECKING:
@@ -27,15 +32,22 @@ class Speed:
     """Medians at one length.
 
     Attributes:
-        first_token_s: seconds for the prompt and one token after it, by engine.
+        first_token_s: seconds for the prompt and one token after it, by engine; empty where caches were filled.
         tokens_per_s: of decoding, by engine for the peers and by budget for the store.
         logit_difference: largest difference of logits to those of `DynamicCache`, by engine (the store's with
             a full budget).
+        splits: where a step's time goes in the store, by budget, from blocks of their own.
     """
 
     first_token_s: dict[str, float]
     tokens_per_s: dict[str | float | None, float]
     logit_difference: dict[str, float]
+    splits: dict[float | None, Split]
+
+    @property
+    def cost_only(self) -> bool:
+        """Whether caches were filled, so that tokens have a cost and no meaning."""
+        return not self.first_token_s
 
 
 @dataclass(frozen=True)
@@ -78,17 +90,59 @@ def measure_speed(
     needed = n_prompt + effort.tokens_after
     if len(ids) < needed:
         raise ValueError(f"{n_prompt} tokens of prompt need a text of {needed} tokens, this one has {len(ids)}")
+
+    def read(engines: Sequence[Engine]) -> dict[str, float]:
+        """Let every engine read the prompt; return the seconds to the first token."""
+        return _time_first_token(engines, ids[:n_prompt], needed, effort.prompts, tell)
+
+    return _measure(model, read, ids[n_prompt:], budgets, effort, tell, config)
+
+
+def measure_cost(
+    model: Any,
+    passage: Passage,
+    n_rows: int,
+    budgets: Sequence[float | None],
+    effort: Effort,
+    tell: Tell,
+    config: StoreConfig | None = None,
+) -> Speed:
+    """Time decoding in all engines with n_rows of a passage's keys and values; `first_token_s` is empty.
+
+    Raises `WrongResultError` before timing.
+    """
+
+    def fill_all(engines: Sequence[Engine]) -> dict[str, float]:
+        """Fill the engines' caches; return no times."""
+        for engine in engines:
+            tell(f"filling {engine.name}")
+            fill(engine, passage, n_rows, n_rows + effort.tokens_after)
+        return {}
+
+    return _measure(model, fill_all, passage.after, budgets, effort, tell, config)
+
+
+def _measure(
+    model: Any,
+    begin: Callable[[Sequence[Engine]], dict[str, float]],
+    after: torch.Tensor,
+    budgets: Sequence[float | None],
+    effort: Effort,
+    tell: Tell,
+    config: StoreConfig | None,
+) -> Speed:
+    """Let `begin` put rows into all engines, compare them, then time decoding of after, int64 [>= block_tokens + 1]."""
     engines = [make_engine(name, model) for name in DENSE_PEERS]
     store = StoreEngine(model, config)
     try:
-        first = _time_first_token([*engines, store], ids[:n_prompt], needed, effort.prompts, tell)
+        first = begin([*engines, store])
         tell("comparing logits")
-        difference = _check_equal([*engines, store], ids[n_prompt], effort.check_tokens)
-        rates = _time_decode(engines, store, ids[n_prompt:], budgets, effort, tell)
+        difference = _check_equal([*engines, store], after[0], effort.check_tokens)
+        rates, splits = _time_decode(engines, store, after, budgets, effort, tell)
     finally:
         for engine in (*engines, store):
             engine.close()
-    return Speed(first, rates, difference)
+    return Speed(first, rates, difference, splits)
 
 
 def warm_up(model: Any, ids: torch.Tensor, budgets: Sequence[float | None], config: StoreConfig | None = None) -> None:
@@ -168,16 +222,33 @@ def _time_decode(
     budgets: Sequence[float | None],
     effort: Effort,
     tell: Tell,
-) -> dict[str | float | None, float]:
+) -> tuple[dict[str | float | None, float], dict[float | None, Split]]:
+    """Return tokens a second by engine and budget, and the splits by budget; ids int64 [>= block_tokens]."""
     tokens = [ids[i : i + 1] for i in range(effort.block_tokens)]
     contenders = [Contender(engine.name, _block(engine, tokens), _cut_back(engine, tokens)) for engine in engines]
     names: dict[str, str | float | None] = {engine.name: engine.name for engine in engines}
-    for budget in budgets:
-        name = budget_name(budget)
-        contenders.append(Contender(name, _block(store, tokens), _cut_back(store, tokens, (budget,))))
+    meters = {budget: Meter(store, tokens) for budget in budgets}
+    apart = []
+    for budget, meter in meters.items():
+        name, scope = budget_name(budget), _cut_back(store, tokens, (budget,))
+        contenders.append(Contender(name, _block(store, tokens), scope))
         names[name] = budget
-    seconds = medians(interleave(contenders, effort.blocks, lambda line: tell(f"decode, {line}")))
-    return {names[name]: len(tokens) / figure for name, figure in seconds.items()}
+        apart.append(Contender(f"{name}, taken apart", meter.run, _metered(meter, scope)))
+    seconds = medians(interleave([*contenders, *apart], effort.blocks, lambda line: tell(f"decode, {line}")))
+    rates = {key: len(tokens) / seconds[name] for name, key in names.items()}
+    return rates, {budget: meter.median() for budget, meter in meters.items()}
+
+
+def _metered(meter: Meter, scope: Callable[[], Any]) -> Callable[[], Any]:
+    """Return scope with the recording of a meter inside."""
+
+    @contextmanager
+    def metered() -> Iterator[None]:
+        """The context of one block."""
+        with scope(), meter.recording():
+            yield
+
+    return metered
 
 
 def _block(engine: Engine, tokens: Sequence[torch.Tensor]) -> Callable[[], None]:

@@ -49,8 +49,59 @@ def test_every_question_is_answered(model, ids, configs):
     exact = [row for row in rows if row.metric == decode_rows.DIFFERENCE.name]
     assert [row.ours < 1e-3 for row in exact] == [True, True]
     assert {row.peer for row in rows if row.metric == decode_rows.KL.name} == {EXACT, RANDOM}
-    assert sum(row.metric == decode_rows.BREAK_EVEN.name for row in rows) == 1 + len(DENSE_PEERS)
     assert lines
+
+
+@pytest.mark.hf
+def test_the_split_and_break_even_are_told_for_every_budget(model, ids, configs):
+    report = Report("decode", {"cpu": "any"})
+    run_decode(model, ids, replace(OPTIONS, quality_places=0), report, lambda line: None, configs=configs)
+    check_report(report.as_dict())
+    for budget in ("full budget", "1/5", "1/10"):
+        for length in OPTIONS.lengths:
+            case = f"{length} tokens, store, {budget}"
+            split = {row.metric: row for row in report.rows if row.case == case and row.metric != "decode"}
+            step = split[decode_rows.STEP.name].ours
+            parts = [row.ours for row in split.values() if row.metric.startswith("of it")]
+            assert len(parts) == 7
+            assert all(part >= 0 for part in parts)
+            assert sum(parts) == pytest.approx(step)
+            assert 0 < split[decode_rows.OUTSIDE.name].ours < 1
+            assert split[decode_rows.APPEND.name].ours > 0
+            assert split[decode_rows.COMMIT_TOKEN.name].ours > 0
+        rows = [row for row in report.rows if row.case == f"all lengths, store, {budget}"]
+        assert {row.metric for row in rows} == {decode_rows.BREAK_EVEN.name}
+        assert [row.peer for row in rows] == [
+            *([] if budget == "full budget" else ["store, full budget"]),
+            *DENSE_PEERS,
+        ]
+
+
+@pytest.mark.hf
+def test_lengths_beyond_the_trained_one_tell_costs_only(model, ids, configs):
+    report, lines = Report("decode", {"cpu": "any"}), []
+    options = replace(OPTIONS, lengths=(900,), budgets=(0.1,), quality_places=0)
+    load = pytest.fail  # memory is not measured where nothing can be read
+    run_decode(model, ids, options, report, lines.append, load=load, configs=configs, trained_tokens=200)
+    check_report(report.as_dict())
+    cases = {row.case for row in report.rows if not row.case.startswith("all lengths")}
+    assert cases == {f"900 tokens (cost only), store, {budget}" for budget in ("full budget", "1/10")}
+    metrics = {row.metric for row in report.rows}
+    assert {"decode", "largest logit difference", "append", "faster from length"} <= metrics
+    assert not metrics & {"first token", "peak memory"}
+    assert any("reading 192 tokens" in line for line in lines)
+
+
+@pytest.mark.hf
+def test_a_length_that_memory_has_no_room_for_is_left_out_and_named(model, ids, configs, monkeypatch):
+    from benchmarks.filling import Passage
+
+    monkeypatch.setattr(Passage, "fits", lambda passage, n_rows: False)
+    report, lines = Report("decode", {"cpu": "any"}), []
+    options = replace(OPTIONS, lengths=(100, 300), budgets=(0.1,), quality_places=0)
+    run_decode(model, ids, options, report, lines.append, configs=configs, trained_tokens=200)
+    assert not any("300" in row.case for row in report.rows)
+    assert any(line.startswith("300 tokens") and "LEFT OUT" in line for line in lines)
 
 
 @pytest.mark.hf
@@ -104,7 +155,10 @@ def test_there_is_text_to_read(tmp_path):
 
 
 def test_full_run_fits_the_models_context():
-    assert Options().tokens_needed() <= 8192
+    options = Options()
+    assert options.tokens_needed(8192) <= 8193
+    assert [n for n in options.lengths if n <= options.longest_prompt(8192)] == [1024, 2048, 4096, 8064]
+    assert options.longest_prompt(None) == max(options.lengths)
     assert math.isclose(max(Options().budgets), 0.2)
 
 
