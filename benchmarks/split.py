@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from benchmarks.engines import StoreEngine
     from kvstore.timeline import Timeline
 
-FORWARD, ADAPTER, CALLED, APPENDED, COMMITTED = "forward", "adapter", "store.attend", "seq.append", "seq.commit_step"
+FORWARD, ADAPTER, CALLED, APPENDED, COMMITTED = "forward", "adapter", "store.attend", "store.append", "seq.commit_step"
 CACHE_CALLS = ("update", "get_seq_length", "get_mask_sizes", "get_query_offset")
 """What models call of a cache; a version of transformers may lack one of them."""
 LEAST_S = -1e-9
@@ -32,7 +32,7 @@ class Split:
         step_s: the whole forward pass of a token.
         search_s: finding candidates. fetch_s: rerank, fetch and softmax over the rows picked. plan_s: what else
             `store.attend` does: checks, plans, conversion.
-        append_s, commit_s: `Sequence.append` of all layers and `Sequence.commit_step`, their checks included.
+        append_s, commit_s: `KVStore.append` of all layers and `Sequence.commit_step`, their checks included.
         other_s: what else runs in the adapter: its cache's methods and its attention function.
         model_s: what is left, that is the model, and of transformers what surrounds it.
         n_layers: of the store.
@@ -146,9 +146,8 @@ def _told_of(engine: StoreEngine, timeline: Timeline) -> Iterator[None]:
 
     cache = engine.cache
     calls = [(cache, name, ADAPTER) for name in CACHE_CALLS if hasattr(cache, name)]
-    calls.append((cache.store, "attend", CALLED))
-    for sequence in cache.sequences:
-        calls += [(sequence, "append", APPENDED), (sequence, "commit_step", COMMITTED)]
+    calls += [(cache.store, "attend", CALLED), (cache.store, "append", APPENDED)]
+    calls += [(sequence, "commit_step", COMMITTED) for sequence in cache.sequences]
     with ExitStack() as undo:
         for owner, method, name in calls:
             setattr(owner, method, _told(timeline, name, getattr(owner, method)))
