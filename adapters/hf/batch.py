@@ -132,8 +132,8 @@ class Batch:
     def attend(self, layer: int, queries: torch.Tensor, scale: float | None) -> torch.Tensor:
         """Attention of one token a batch row: [n_batch, n_q_heads, head_dim] -> [n_batch, n_q_heads, value_dim]."""
         if queries.is_cpu:
-            return self._group.store.attend(layer, self.sequences, queries.detach(), scale=scale)
-        return self._group.store.attend(layer, self.sequences, queries.detach().cpu(), scale=scale).to(queries.device)
+            return self._group.store.attend(layer, self.sequences, queries, scale=scale)
+        return self._group.store.attend(layer, self.sequences, queries.cpu(), scale=scale).to(queries.device)
 
     def whole(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return all rows of a layer, [n_batch, n_kv_heads, n_before + n_new, dim] each, given those of this step."""
