@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from kvstore.errors import SchemaMismatchError
 from kvstore.index.base import FloatArray, IntArray
+from kvstore.index.batch_kernels import rope_batch_scan
 from kvstore.index.clustering import draw_sample, draw_starts
 from kvstore.index.codebook import Codebook
 from kvstore.index.encode_kernels import encode_heads, encode_rows, train_heads
@@ -154,6 +155,21 @@ class Coder:
                 kernel, codes, used.centroids, used.order, runs.offsets, runs.positions, used.angles, used.coarse,
                 used.fine, start, stop, q, out,
             )  # fmt: skip
+
+    @property
+    def batch_key(self) -> tuple[int, ...] | None:
+        """What coders must have in common for `scan_batch`; None where keys are not scanned whole, before RoPE."""
+        if self._tables is None or 2 * self._scan_pairs < self._layout.head_dim:
+            return None
+        return id(self._tables), self._layout.m, self._layout.bits
+
+    def scan_batch(self, lines: IntArray, q: FloatArray, out: FloatArray) -> None:
+        """Write the scores of several indexes whose coders have this one's `batch_key`; see `rope_batch_scan`."""
+        layout, tables = self._layout, self._tables
+        assert tables is not None
+        n_pairs, width = layout.sub_dim // 2, scan_width(q.shape[2])
+        kernel = rope_batch_scan(n_pairs, layout.m, width, layout.bits, layout.per_word)
+        run_parallel(kernel, lines, self._order, tables.angles, tables.scan_coarse, tables.scan, q, out)
 
     def _energy(self, codebook: Codebook) -> FloatArray:
         """Root mean square of the pairs of centroids, RoPE's gain included, float32 [n_kv_heads, m, n_pairs]."""
