@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 from numba import carray, prange
 
+from kvstore.index.aligned import LINE_BYTES
 from kvstore.index.chunks import chunk_bounds, count_chunks
 from kvstore.index.jit import jit
+from kvstore.index.loads import prefetch
 from kvstore.index.pointers import pointer_to
 from kvstore.index.pq_rope_kernels import ITEM, run_of, run_scanner
 from kvstore.index.rank import rank_head
@@ -100,6 +102,13 @@ def _scores_of(scores: Any, line: Any, h: Any, group: Any) -> Any:
     return scores[first : first + (group + 1) * n].reshape(group + 1, n)
 
 
+@jit
+def _fetch(address: Any, n_bytes: Any) -> Any:
+    """Ask the memory for all of an array: the rows of a sequence name its lines one by one, in any order."""
+    for at in range(0, n_bytes, LINE_BYTES):
+        prefetch(address + at)
+
+
 def _chunk_scanner(n_pairs: int, m: int, width: int, bits: int, per_word: int) -> Any:
     """Return the kernel that scores one chunk of the rows of one KV head, run by run of positions."""
     scan_run = run_scanner(n_pairs, m, width, bits, per_word)
@@ -111,13 +120,15 @@ def _chunk_scanner(n_pairs: int, m: int, width: int, bits: int, per_word: int) -
     def scan_chunk(line, h, chunk, order, angles, coarse, fine, q, out):  # type: ignore[no-untyped-def]
         """line int64 [15]; q float32 [group, head_dim]; out float32 [> group, STOP - START]; the rest as above."""
         room, k, n_runs = line[ROOM_ROWS], line[N_CENTROIDS], line[N_RUNS]
+        start, n = line[START], line[STOP] - line[START]
+        low, high = chunk_bounds(n, count_chunks(n), chunk)
         codes = carray(words_at(line[CODES] + h * room * n_words * word_bytes), (room, n_words))
         own = m * k * 2 * n_pairs * ITEM
+        if high - low >= k:
+            _fetch(line[CENTROIDS] + h * own, own)
         centroids = carray(float32_at(line[CENTROIDS] + h * own), (m, k, 2 * n_pairs))
         offsets = carray(int64_at(line[OFFSETS]), (n_runs,))
         positions = carray(int64_at(line[POSITIONS]), (n_runs,))
-        start, n = line[START], line[STOP] - line[START]
-        low, high = chunk_bounds(n, count_chunks(n), chunk)
         row, high = start + low, start + high
         run = run_of(offsets, row)
         while row < high:
