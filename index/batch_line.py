@@ -13,7 +13,7 @@ from kvstore.index.runs import Runs
 
 
 class BatchLine:
-    """Addresses of the arrays of one index that is scanned before RoPE; looked up anew only when arrays were replaced.
+    """Addresses of the arrays of one index; looked up anew only when arrays were replaced.
 
     It keeps none of them alive: an index that grows, or is trained again, must not hold what it has left.
 
@@ -21,7 +21,7 @@ class BatchLine:
         coder: scans all indexes of one `key` together (see `Coder.batch_key`).
         key: the coder's, and the number of KV heads.
         numbers: address and rows of the codes, addresses of offsets and positions of runs, how many runs; address of
-            the centroids and how many there are.
+            the centroids and how many there are (`Coder.batch_centroids`).
     """
 
     __slots__ = ("_codebook", "_codes", "_offsets", "coder", "key", "numbers")
@@ -32,9 +32,9 @@ class BatchLine:
         self.key = (coder.batch_key, len(codes))
         self.numbers: tuple[int, ...] = (
             codes.ctypes.data, codes.shape[1], runs.offsets.ctypes.data, runs.positions.ctypes.data, len(runs.offsets),
-            codebook.centroids.ctypes.data, codebook.k,
+            *coder.batch_centroids(codebook),
         )  # fmt: skip
 
-    def fits(self, codes: npt.NDArray[Any], runs: Runs, codebook: Codebook) -> bool:
+    def fits(self, codes: npt.NDArray[Any], runs: Runs, codebook: Codebook | None) -> bool:
         """Whether these are still the arrays that the addresses are of; runs replaces both of its own at once."""
         return self._codes() is codes and self._offsets() is runs.offsets and self._codebook() is codebook

@@ -163,7 +163,7 @@ def _search_together(
     scores, places = (array.reshape(-1) for array in workspace.take(heads, group, n_places))
     before = begin_work((coder.score_ns(group) + RANK_NS * group) * heads * n_rows)
     try:
-        coder.scan_batch(table, q, scores)
+        coder.scan_batch(table, q, scores, workspace)
         run_parallel(rank_batch, table, scores, scale, reduction, places, *rooms)
     finally:
         end_work(before)

@@ -239,11 +239,10 @@ class PQIndex(ScannedIndex):
 
     def batch_line(self) -> BatchLine | None:
         """Return what `search_batch` reads; None where this index must be searched by itself."""
-        if self._coder.batch_key is None or self.codebook.weighting is not None:
-            return None
-        arrays = self._codes.array, self._runs, self.codebook
-        if self._line is None or not self._line.fits(*arrays):
-            self._line = BatchLine(self._coder, *arrays)
+        codes, runs, codebook = self._codes.array, self._runs, self._codebook
+        if self._line is None or not self._line.fits(codes, runs, codebook):
+            is_plain = codebook is not None and codebook.weighting is None and self._coder.batch_key is not None
+            self._line = BatchLine(self._coder, codes, runs, self.codebook) if is_plain else None
         return self._line
 
     def describe(self) -> dict[str, Any]:

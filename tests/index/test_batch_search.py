@@ -31,6 +31,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "few pairs": ("pq", {"rope": ROPE, "scan_pairs": 3}),
     "raw": ("pq", {}),
     "raw, bytes": ("pq", {"m": 4, "bits": 8}),
+    "raw, four in a byte": ("pq", {"m": 4, "bits": 2}),
+    "raw, contiguous": ("pq", {"m": 2, "bits": 6, "pairs": False}),
     "weighted": ("pq", {"rope": ROPE, "weighting": "queries"}),
     "flat": ("flat", {}),
     "sq8": ("sq8", {}),
@@ -109,10 +111,10 @@ def test_a_batch_gives_each_what_it_gets_alone(batch: list[Any], group: int, red
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_long_sequences_beside_short_ones(threads: int) -> None:
-    batch = [
-        whole(made("1x8", n, 5, gaps)[0], k) for n, k, gaps in ((20_000, 4000, True), (64, 9, False), (9000, 1, False))
-    ]
+@pytest.mark.parametrize("kind", ["1x8", "2x6", "raw", "raw, bytes"])
+def test_long_sequences_beside_short_ones(kind: str, threads: int) -> None:
+    cases = ((20_000, 4000, True), (64, 9, False), (9000, 1, False))
+    batch = [whole(made(kind, n, 5, gaps)[0], k) for n, k, gaps in cases]
     assert_as_alone(batch, threads=threads)
 
 
@@ -128,8 +130,9 @@ def test_a_batch_is_cut_into_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert passes == [2, 2, 1]
 
 
-def test_indexes_of_one_kind_are_not_searched_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    of_one_kind = [made("1x8", n, 0, False)[0] for n in (700, 64)]
+@pytest.mark.parametrize("kind", ["1x8", "2x6", "raw"])
+def test_indexes_of_one_kind_are_not_searched_one_by_one(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_one_kind = [made(kind, n, 0, False)[0] for n in (700, 64)]
     asked: list[Any] = []
     inner = ScannedIndex.search
     monkeypatch.setattr(ScannedIndex, "search", lambda self, *a, **more: asked.append(self) or inner(self, *a, **more))
@@ -240,8 +243,9 @@ def test_what_a_search_refuses_a_batch_refuses() -> None:
         ask(q, reduce="sum")
 
 
-def test_a_steady_batch_allocates_nothing_that_grows() -> None:
-    indexes, q, workspace = [made("1x8", 20_000, 5, True)[0]] * 3, normal(3, HEADS, GROUP, DIM), Workspace()
+@pytest.mark.parametrize("kind", ["1x8", "raw"])
+def test_a_steady_batch_allocates_nothing_that_grows(kind: str) -> None:
+    indexes, q, workspace = [made(kind, 20_000, 5, True)[0]] * 3, normal(3, HEADS, GROUP, DIM), Workspace()
     ranges = [(5, 20_005)] * 3
 
     def ask() -> None:
