@@ -89,6 +89,7 @@ def search_batch(
 def _searches(
     indexes: Sequence[Index], ks: Sequence[int], ranges: Sequence[tuple[int, int]], n_kv_heads: int
 ) -> list[_Search]:
+    """Return what is asked of each sequence; raises `InvalidQueryError` for a range that leaves the rows covered."""
     found, answer = [], 0
     for place, (index, k, (start, stop)) in enumerate(zip(indexes, ks, ranges, strict=True)):
         low, high = checked_range(start, stop, index.first_row, index.stop_row)
@@ -99,6 +100,7 @@ def _searches(
 
 
 def _make_rooms(searches: list[_Search], q: FloatArray, workspace: Workspace) -> _Rooms:
+    """Return room in the workspace for the answers of all sequences; q as in `search_batch`."""
     size = q.shape[1] * sum(search.k for search in searches)
     return _Rooms(
         workspace.buffer("batch rows", (size,), np.int64),
@@ -127,9 +129,8 @@ def _checked_queries(q: FloatArray, index: Index) -> FloatArray:
     n, heads, group, dim = q.shape
     if group == 0:
         raise ValueError("queries must hold at least one query head a KV head")
-    return checked_float(q.reshape(n * heads, group, dim), n * index.n_kv_heads, index.head_dim, "queries").reshape(
-        q.shape
-    )
+    lines = checked_float(q.reshape(n * heads, group, dim), n * index.n_kv_heads, index.head_dim, "queries")
+    return lines.reshape(q.shape)
 
 
 def _passes(members: list[_Member], scores_a_row: int) -> Iterator[list[_Member]]:
