@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ import numpy.typing as npt
 
 from kvstore.errors import SchemaMismatchError
 from kvstore.index.base import FloatArray, IntArray
+from kvstore.index.batch_raw_kernels import raw_batch_scan
+from kvstore.index.batch_rope_kernels import rope_batch_scan
 from kvstore.index.clustering import draw_sample, draw_starts
 from kvstore.index.codebook import Codebook
 from kvstore.index.encode_kernels import encode_heads, encode_rows, train_heads
@@ -36,7 +39,7 @@ class Coder:
     """
 
     def __init__(self, layout: Layout, rope: RopeSpec | None, scan_pairs: int) -> None:
-        self._layout = layout
+        self._layout = _interned(layout)
         self._scan_pairs = scan_pairs
         self._order = layout.order_array
         self._tables = rope_tables(rope, layout.head_dim) if rope is not None else None
@@ -155,6 +158,33 @@ class Coder:
                 used.fine, start, stop, q, out,
             )  # fmt: skip
 
+    @property
+    def batch_key(self) -> tuple[int, int] | None:
+        """What coders must have in common for `scan_batch`; None where a scan looks at some of the pairs only."""
+        is_whole = 2 * self._scan_pairs == self._layout.head_dim or self._tables is None
+        return (id(self._layout), id(self._tables)) if is_whole else None
+
+    def batch_centroids(self, codebook: Codebook) -> tuple[int, int]:
+        """Return address and number of the centroids of one sub-space and KV head, as `scan_batch` reads them."""
+        if self._tables is None:
+            return codebook.laid.ctypes.data, codebook.laid.shape[3]
+        return codebook.centroids.ctypes.data, codebook.k
+
+    def scan_batch(self, lines: IntArray, q: FloatArray, out: FloatArray, workspace: Workspace) -> None:
+        """Write the scores of several indexes whose coders have this one's `batch_key`.
+
+        lines, q and out are as `rope_batch_scan` says.
+        """
+        layout, tables = self._layout, self._tables
+        if tables is None:
+            raw = raw_batch_scan(layout.m, layout.bits, layout.per_word, layout.packable)
+            shape = (len(lines), *q.shape[1:3], table_size(layout))
+            run_parallel(raw, lines, self._order, q, workspace.buffer("batch products", shape, np.float32), out)
+        else:
+            sizes = layout.sub_dim // 2, layout.m, scan_width(q.shape[2]), layout.bits, layout.per_word
+            shared = self._order, tables.angles, tables.scan_coarse, tables.scan
+            run_parallel(rope_batch_scan(*sizes), lines, *shared, q, out)
+
     def _energy(self, codebook: Codebook) -> FloatArray:
         """Root mean square of the pairs of centroids, RoPE's gain included, float32 [n_kv_heads, m, n_pairs]."""
         return codebook.pair_lengths / self._inverse_gains.reshape(self._layout.m, -1)
@@ -191,3 +221,9 @@ class Coder:
         shifts = layout.bits * (places % layout.per_word)
         codes: IntArray = (words[..., places // layout.per_word].astype(np.int64) >> shifts) & (2**layout.bits - 1)
         return codes
+
+
+@functools.lru_cache(maxsize=64)
+def _interned(layout: Layout) -> Layout:
+    """Return one layout for all that are equal, so that identity tells them apart: comparing takes longer."""
+    return layout

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from kvstore.errors import IndexNotTrainedError, InvalidQueryError, SchemaMismatchError
 from kvstore.index.base import FloatArray, IntArray
+from kvstore.index.batch_line import BatchLine
 from kvstore.index.checks import checked_float, checked_positions
 from kvstore.index.code_rows import CodeRows
 from kvstore.index.codebook import Codebook
@@ -88,6 +89,7 @@ class PQIndex(ScannedIndex):
         self._owns_codebook = False
         self._runs = Runs()
         self._codes = self._no_codes()
+        self._line: BatchLine | None = None
 
     @property
     def n_rows(self) -> int:
@@ -234,6 +236,14 @@ class PQIndex(ScannedIndex):
             counts = np.array([np.bincount(column, minlength=codebook.k) for column in everyone.T])
             out[h] = held_out_errors(parts[h], own[h], counts, codebook.laid[h, ..., : codebook.k])
         return out
+
+    def batch_line(self) -> BatchLine | None:
+        """Return what `search_batch` reads; None where this index must be searched by itself."""
+        codes, runs, codebook = self._codes.array, self._runs, self._codebook
+        if self._line is None or not self._line.fits(codes, runs, codebook):
+            is_plain = codebook is not None and codebook.weighting is None and self._coder.batch_key is not None
+            self._line = BatchLine(self._coder, codes, runs, self.codebook) if is_plain else None
+        return self._line
 
     def describe(self) -> dict[str, Any]:
         """Return what `explain` prints of this index."""

@@ -28,9 +28,8 @@ def raw_scan(m: int, bits: int, per_word: int, packed: bool) -> Any:
     The score is the sum over words of one look-up (asymmetric distance computation, Jegou et al. 2011, eq. 13,
     for inner products).
     """
-    n_words, size = -(-m // per_word), 1 << (bits * per_word)
-    fill_tables = _table_filler(m, bits, per_word, size)
-    score_rows = _packed_scorer(n_words, size) if packed else _row_scorer(n_words, size)
+    fill_tables = table_filler(m, bits, per_word)
+    score_rows = (packed_scorer if packed else row_scorer)(-(-m // per_word), bits * per_word)
 
     @jit(parallel=True)
     def scan(codes, laid, order, start, stop, q, tables, out):  # type: ignore[no-untyped-def]
@@ -53,8 +52,10 @@ def table_size(layout: Layout) -> int:
     return layout.n_words << (layout.bits * layout.per_word)
 
 
-def _table_filler(m: int, bits: int, per_word: int, size: int) -> Any:
+@functools.cache
+def table_filler(m: int, bits: int, per_word: int) -> Any:
     """Return the kernel that multiplies one query head with all that a word can mean."""
+    size = 1 << (bits * per_word)
 
     @jit
     def fill_tables(laid, order, q, tables):  # type: ignore[no-untyped-def]
@@ -79,8 +80,10 @@ def _table_filler(m: int, bits: int, per_word: int, size: int) -> Any:
     return fill_tables
 
 
-def _row_scorer(n_words: int, size: int) -> Any:
+@functools.cache
+def row_scorer(n_words: int, word_bits: int) -> Any:
     """Return the kernel for rows [start, stop) of one KV head whose words lie side by side, [>= stop, n_words]."""
+    size = 1 << word_bits
 
     @jit
     def score_rows(codes, start, stop, tables, out, column):  # type: ignore[no-untyped-def]
@@ -100,16 +103,17 @@ def _row_scorer(n_words: int, size: int) -> Any:
     return score_rows
 
 
-def _packed_scorer(n_words: int, size: int) -> Any:
+@functools.cache
+def packed_scorer(n_words: int, word_bits: int) -> Any:
     """Return the kernel for rows [start, stop) of one KV head in blocks of 12-bit words.
 
     A tile of words is taken apart once and looked up for each query head: that costs about what it saves.
     """
-    tile_blocks = _TILE_ROWS // BLOCK_ROWS
+    tile_blocks, size = _TILE_ROWS // BLOCK_ROWS, 1 << word_bits
 
     @jit
     def score_rows(blocks, start, stop, tables, out, column):  # type: ignore[no-untyped-def]
-        """Shapes as for `_row_scorer`, blocks as for `read_words`."""
+        """Shapes as for `row_scorer`, blocks as for `read_words`."""
         words = np.empty((n_words, _TILE_ROWS), np.uint16)  # made here, so seen not to overlap `out`: a tenth faster
         last = -(-stop // BLOCK_ROWS)
         for block in range(start // BLOCK_ROWS, last, tile_blocks):

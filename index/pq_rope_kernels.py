@@ -35,7 +35,7 @@ def rope_scan(n_pairs: int, m: int, width: int, bits: int, per_word: int) -> Any
     `RopeTables`, [lines, ...]; start, stop: offsets into codes; q float32 [n_kv_heads, group >= width, head_dim];
     out float32 [n_kv_heads, >= group, >= stop - start]. `lines` is n_kv_heads, or 1 where all heads share them.
     """
-    scan_run = _run_scanner(n_pairs, m, width, bits, per_word)
+    scan_run = run_scanner(n_pairs, m, width, bits, per_word)
 
     @jit(parallel=True)
     def scan(codes, centroids, order, offsets, positions, angles, coarse, fine, start, stop, q, out):  # type: ignore[no-untyped-def]
@@ -61,7 +61,8 @@ def rope_scan(n_pairs: int, m: int, width: int, bits: int, per_word: int) -> Any
     return scan
 
 
-def _run_scanner(n_pairs: int, m: int, width: int, bits: int, per_word: int) -> Any:
+@functools.cache
+def run_scanner(n_pairs: int, m: int, width: int, bits: int, per_word: int) -> Any:
     """Return the kernel for rows of one KV head at consecutive positions, block by block.
 
     Nothing is sliced inside the loop: a slice costs as much as a few rows.

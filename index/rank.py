@@ -26,14 +26,14 @@ def rank_heads(
     """
     for h in prange(scores.shape[0]):
         group = scores.shape[1] - 1
-        _rank_head(
+        rank_head(
             scores[h, :group], np.float32(scale), reduction, k, first_row, places[h], scores[h, group],
             rows[h], picked[h], log_norm[h],
         )  # fmt: skip
 
 
 @jit
-def _rank_head(
+def rank_head(
     scores: Any, scale: Any, reduction: Any, k: Any, first_row: Any, places: Any, values: Any,
     rows: Any, picked: Any, log_norm: Any,
 ) -> Any:  # fmt: skip

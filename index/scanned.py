@@ -14,7 +14,7 @@ from kvstore.index.rows import RowView
 from kvstore.index.threads import begin_work, end_work, run_parallel
 from kvstore.index.workspace import Workspace, default_workspace
 
-_RANK_NS = 1.0
+RANK_NS = 1.0
 """Rough nanoseconds to rank a score; only whether to wake threads depends on it."""
 
 
@@ -65,7 +65,7 @@ class ScannedIndex(Index):
             found.log_norm.fill(-np.inf)
         else:
             scores, places = self._workspace.take(heads, group, high - low)
-            before = begin_work((self._score_ns(group) + _RANK_NS * group) * heads * (high - low))
+            before = begin_work((self._score_ns(group) + RANK_NS * group) * heads * (high - low))
             try:
                 self._scan(q, view, low, high, scores)
                 run_parallel(

@@ -9,10 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.index.base import Index
+from kvstore.index.batch_search import search_batch
 from kvstore.index.clustering import kmeans
 from kvstore.index.registry import make_index
 from kvstore.index.rope import RopeSpec
 from kvstore.index.rows import FLOAT32, ITEM_BYTES, RowView
+from kvstore.index.workspace import default_workspace
 
 Kinds = Iterable[tuple[str, dict[str, Any]]]
 
@@ -69,6 +71,10 @@ def _run(index: Index, group: int, dtypes: Sequence[int]) -> None:
             q = _some_keys(heads, width, dim)
             index.search(q, 2, view, scale=1.0)
             index.scores(q, view)
+            search_batch(
+                [index] * 2, np.stack([q] * 2), [2] * 2, [view] * 2, [(0, index.n_rows)] * 2, scale=1.0,
+                workspace=default_workspace(),
+            )  # fmt: skip
 
 
 def _some_keys(n_kv_heads: int, n: int, head_dim: int) -> npt.NDArray[np.float32]:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from kvstore.config import StoreConfig
 from kvstore.index.base import Candidates, Index
+from kvstore.index.batch_search import search_batch
 from kvstore.index.flat import FlatIndex
 from kvstore.index.rows import DTYPE_CODES
 from kvstore.index.threads import run_sized
@@ -18,7 +19,7 @@ from kvstore.index.workspace import Workspace
 from kvstore.kernels.attend import SPLIT_ROWS, attend_kernel, list_items, row_sizes, scratch_sizes
 from kvstore.kernels.pieces import merge_pieces
 from kvstore.paged_rows import PagedRows
-from kvstore.planner import FLAT, INDEX, Plan
+from kvstore.planner import DENSE, INDEX, Plan
 from kvstore.recorder import Recorder
 from kvstore.schema import Schema
 from kvstore.table import Table
@@ -83,10 +84,7 @@ class Attention:
             )
         started = time.perf_counter()
         with self._recorder.span("search", indexes[0].layer):
-            found = [
-                self._candidates(i, table, keeper, plan, q[i], scale)
-                for i, (table, keeper, plan) in enumerate(zip(tables, indexes, plans, strict=True))
-            ]
+            found = self._candidates(tables, indexes, plans, q, scale)
         searched = time.perf_counter()
         placed = [table.place(rows) for table, rows in zip(tables, found, strict=True)]
         out, log_norm, chosen = self._attend(tables, plans, placed, scaled)
@@ -150,35 +148,39 @@ class Attention:
         )  # fmt: skip
 
     def _candidates(
-        self, place: int, table: AnyRows, keeper: TableIndex, plan: Plan, q: FloatArray, scale: float
-    ) -> IntArray:
-        """Rows the index proposes, int64 [n_kv_heads, n_candidates]."""
-        if plan.method == INDEX and keeper.index is not None:
-            index: Index = keeper.index
-        elif plan.method == FLAT:
-            index = FlatIndex.over(table.key_view(), plan.sinks_stop, plan.tail_start, workspace=self._workspace)
-        else:
-            return np.empty((self._schema.n_kv_heads, 0), np.int64)
-        found = index.search(
-            q,
-            plan.n_candidates,
-            table.key_view() if index.needs_rows else None,
+        self,
+        tables: SequenceABC[AnyRows],
+        keepers: SequenceABC[TableIndex],
+        plans: SequenceABC[Plan],
+        q: FloatArray,
+        scale: float,
+    ) -> list[IntArray]:
+        """Rows the indexes propose, int64 [n_kv_heads, n_candidates] for each sequence, until the next call."""
+        found = [np.empty((self._schema.n_kv_heads, 0), np.int64)] * len(plans)
+        asked = [i for i, plan in enumerate(plans) if plan.method != DENSE]
+        if not asked:
+            return found
+        indexes = [self._index(tables[i], keepers[i], plans[i]) for i in asked]
+        answers = search_batch(
+            indexes,
+            q if len(asked) == len(plans) else q[asked],
+            [plans[i].n_candidates for i in asked],
+            [tables[i].key_view() if index.needs_rows else None for i, index in zip(asked, indexes, strict=True)],
+            [(plans[i].sinks_stop, plans[i].tail_start) for i in asked],
             scale=scale,
             reduce=self._config.reduce,
-            start=plan.sinks_stop,
-            stop=plan.tail_start,
-            out=self._room(place, q.shape[1], plan.n_candidates),
+            workspace=self._workspace,
         )
-        return _best(found, plan.by_head) if plan.by_head else found.rows
+        for i, answer in zip(asked, answers, strict=True):
+            by_head = plans[i].by_head
+            found[i] = _best(answer, by_head) if by_head else answer.rows
+        return found
 
-    def _room(self, place: int, group: int, k: int) -> Candidates:
-        """Return the workspace's room for the candidates of one sequence of a batch, until the next call."""
-        heads, buffer = self._schema.n_kv_heads, self._workspace.buffer
-        return Candidates(
-            buffer(f"rows {place}", (heads, k), np.int64),
-            buffer(f"scores {place}", (heads, k), np.float32),
-            buffer("log norms", (heads, group), np.float32),
-        )
+    def _index(self, table: AnyRows, keeper: TableIndex, plan: Plan) -> Index:
+        """The index that a plan asks: the table's, or an exact scan of its middle."""
+        if plan.method == INDEX and keeper.index is not None:
+            return keeper.index
+        return FlatIndex.over(table.key_view(), plan.sinks_stop, plan.tail_start, workspace=self._workspace)
 
 
 class _Work(NamedTuple):

@@ -3,7 +3,8 @@
 from tests.compiled import assert_compiles_nothing
 
 INDEXES = """
-from kvstore.index import RopeSpec, RowView, kmeans, make_index, warmup
+from kvstore.index import RopeSpec, RowView, Workspace, kmeans, make_index, warmup
+from kvstore.index.batch_search import search_batch
 HEADS, DIM, GROUP = 2, 16, 3
 rope = RopeSpec.from_theta(1e4, DIM)
 warmup(HEADS, DIM, GROUP, rope=rope)
@@ -29,6 +30,8 @@ for kind, settings in cases:
                 index.search(normal(HEADS, group, DIM), 40, view, scale=0.25, reduce=reduce)
             index.search(normal(HEADS, group, DIM), 9, view, scale=0.25, start=100, stop=101)
             twin.scores(normal(HEADS, group, DIM), view, start=50, stop=70)
+            search_batch([index, twin], normal(2, HEADS, group, DIM), [40, 9], [view] * 2, [(3, 3000), (50, 70)],
+                         scale=0.25, reduce="mean", workspace=Workspace())
     if kind == "pq":
         index.errors(normal(HEADS, 2, DIM), np.array([5, 9]))
         index.train(normal(HEADS, 700, DIM), warm=True)
