@@ -64,9 +64,9 @@ def tapped(seq: Sequence, tap: Tap) -> Iterator[Tap]:
     attention = seq._store._attention
     run = attention.run
 
-    def noted(tables: Any, indexes: Any, plans: Any, q: Any, scale: float) -> Attended:
-        attended = run(tables, indexes, plans, q, scale)
-        tap.plans.extend(plans)
+    def noted(*arguments: Any) -> Attended:
+        attended = run(*arguments)
+        tap.plans.extend(arguments[2])
         tap.done.append(attended)
         return attended
 
@@ -79,14 +79,14 @@ def tapped(seq: Sequence, tap: Tap) -> Iterator[Tap]:
 
 def scan_only(seq: Sequence, q: np.ndarray[Any, np.dtype[np.float32]]) -> None:
     """Score all rows that the index covers, as its search does, and select none; q [n_kv_heads, group, head_dim]."""
-    from kvstore.index.scanned import _RANK_NS, ScannedIndex
+    from kvstore.index.scanned import RANK_NS, ScannedIndex
     from kvstore.index.threads import begin_work, end_work
 
     index = seq._indexes[0].index
     assert isinstance(index, ScannedIndex)
     heads, group, _ = q.shape
     scores, _ = index._workspace.take(heads, group, index.n_rows)
-    before = begin_work((index._score_ns(group) + _RANK_NS * group) * heads * index.n_rows)
+    before = begin_work((index._score_ns(group) + RANK_NS * group) * heads * index.n_rows)
     try:
         index._scan(q, None, index.first_row, index.stop_row, scores)
     finally:
