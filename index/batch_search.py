@@ -14,7 +14,7 @@ from kvstore.index.batch_line import BatchLine
 from kvstore.index.checks import checked_float, checked_range, checked_search
 from kvstore.index.pq import PQIndex
 from kvstore.index.rows import RowView
-from kvstore.index.scanned import RANK_NS
+from kvstore.index.scanned import RANK_NS, ScannedIndex
 from kvstore.index.threads import begin_work, end_work, run_parallel
 from kvstore.index.workspace import Workspace
 
@@ -73,6 +73,8 @@ def search_batch(
     what `Index.search` raises.
     """
     reduction = checked_search(min(ks, default=1), scale, reduce)
+    if len(indexes) == 1 and isinstance(indexes[0], ScannedIndex):
+        return [_search_one(indexes[0], q, ks[0], views[0], ranges[0], scale, reduction, workspace)]
     searches = _searches(indexes, ks, ranges, q.shape[1])
     rooms = _make_rooms(searches, q, workspace)
     alone, groups = _divided(searches)
@@ -83,6 +85,29 @@ def search_batch(
     found = [rooms.of(search) for search in searches]
     for i, index, low, high, *_ in alone:
         index.search(q[i], ks[i], views[i], scale=scale, reduce=reduce, start=low, stop=high, out=found[i])
+    return found
+
+
+def _search_one(
+    index: ScannedIndex,
+    q: FloatArray,
+    k: int,
+    view: RowView | None,
+    rows: tuple[int, int],
+    scale: float,
+    reduction: int,
+    workspace: Workspace,
+) -> Candidates:
+    """Search for a batch of one, as most are: with as few calls as can be, for what they use is in no cache."""
+    low, high = checked_range(*rows, index.first_row, index.stop_row)
+    _, heads, group, _ = q.shape
+    shape = (heads, min(k, high - low))
+    found = Candidates(
+        workspace.buffer("batch rows", shape, np.int64),
+        workspace.buffer("batch scores", shape, np.float32),
+        workspace.buffer("batch log norms", (heads, group), np.float32),
+    )
+    index.search_checked(_checked_queries(q, index)[0], view, scale, reduction, low, high, found)
     return found
 
 

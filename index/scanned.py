@@ -61,20 +61,30 @@ class ScannedIndex(Index):
         heads, group, _ = q.shape
         k = min(k, high - low)
         found = Candidates.room(heads, group, k) if out is None else _checked_room(out, heads, group, k)
-        if k == 0:
-            found.log_norm.fill(-np.inf)
-        else:
-            scores, places = self._workspace.take(heads, group, high - low)
-            before = begin_work((self._score_ns(group) + RANK_NS * group) * heads * (high - low))
-            try:
-                self._scan(q, view, low, high, scores)
-                run_parallel(
-                    rank_heads, scores, float(scale), reduction, k, low, places, found.rows, found.scores,
-                    found.log_norm,
-                )  # fmt: skip
-            finally:
-                end_work(before)
+        self.search_checked(q, view, scale, reduction, low, high, found)
         return found
+
+    def search_checked(
+        self, q: FloatArray, view: RowView | None, scale: float, reduction: int, low: int, high: int, out: Candidates
+    ) -> None:
+        """`search` for who has checked everything: rows [low, high), as many as `out` has room for, at most all.
+
+        q: float32 [n_kv_heads, group, head_dim], C-order, finite; reduction: a code of `REDUCTIONS`.
+        """
+        heads, group, _ = q.shape
+        k = out.rows.shape[1]
+        if k == 0:
+            out.log_norm.fill(-np.inf)
+            return
+        scores, places = self._workspace.take(heads, group, high - low)
+        before = begin_work((self._score_ns(group) + RANK_NS * group) * heads * (high - low))
+        try:
+            self._scan(q, view, low, high, scores)
+            run_parallel(
+                rank_heads, scores, float(scale), reduction, k, low, places, out.rows, out.scores, out.log_norm
+            )
+        finally:
+            end_work(before)
 
     def _checked_query(self, q: FloatArray) -> FloatArray:
         q = checked_float(q, self.n_kv_heads, self.head_dim, "queries")

@@ -69,7 +69,8 @@ def _ask(store: KVStore, layer: int, sequence: Sequence, twin: Sequence) -> None
     q = torch.ones(2, s.n_q_heads, s.head_dim, dtype=s.torch_dtype)
     for sequences in ([sequence], [sequence, twin]):
         for budget in (None, _BUDGET_ROWS):
-            store.attend(layer, sequences, q[: len(sequences)], budget=budget)
+            for asked in (q, q.float()):  # queries may be float32 whatever the rows are
+                store.attend(layer, sequences, asked[: len(sequences)], budget=budget)
     for queries in (q[0, 0], q[0, : s.group]):
         for exact in (False, True):
             store.topk(layer, 0, queries, 4, sequence=sequence, exact=exact)
