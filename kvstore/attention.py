@@ -16,8 +16,10 @@ from kvstore.index.flat import FlatIndex
 from kvstore.index.rows import DTYPE_CODES
 from kvstore.index.threads import run_sized
 from kvstore.index.workspace import Workspace
-from kvstore.kernels.attend import SPLIT_ROWS, attend_kernel, list_items, row_sizes, scratch_sizes
+from kvstore.kernels.attend import attend_kernel
 from kvstore.kernels.pieces import merge_pieces
+from kvstore.kernels.row_kernels import TILE_ROWS
+from kvstore.kernels.work import BY_HEAD, KEPT_ROWS, LIST, PIECE, count_chunks, head_scratch, list_items, row_sizes
 from kvstore.paged_rows import PagedRows
 from kvstore.planner import DENSE, INDEX, Plan
 from kvstore.recorder import Recorder
@@ -102,18 +104,23 @@ class Attention:
     ) -> tuple[FloatArray, FloatArray, IntArray]:
         """Return out, log_norm and chosen as `Attended` has them, of rows that are in place or can be brought there."""
         s, buffer, n = self._schema, self._workspace.buffer, len(plans)
-        n_pieces, n_selected = tuple(map(_pieces, plans)), max(p.n_selected for p in plans)
-        items, group = list_items(n_pieces, s.n_kv_heads), q.shape[2]
+        lines = [_line(table, plan, s.n_kv_heads) for table, plan in zip(tables, plans, strict=True)]
+        items = list_items(tuple(map(_pieces, plans)), tuple(line[BY_HEAD + 1 :: 2] for line in lines))
         placed = candidates[0][None] if n == 1 else _stack(candidates)
-        floats, ints = scratch_sizes(group, placed.shape[2], n_selected)
+        group, n_heads, n_candidates = q.shape[2], n * s.n_kv_heads, placed.shape[2]
+        n_selected = max(plan.n_selected for plan in plans)
+        floats, ints = head_scratch(group, n_candidates, n_selected)
+        n_tasks = max(len(items), n_heads * count_chunks(n_candidates))
         work = _Work(
-            np.array([_line(table, plan, s.n_kv_heads) for table, plan in zip(tables, plans, strict=True)], np.int64),
+            np.array(lines, np.int64),
             self._sizes,
             placed,
             self._reduce_code,
             q,
-            buffer("floats", (len(items), floats), np.float32),
-            buffer("ints", (len(items), ints), np.int64),
+            buffer("floats", (n_heads, floats), np.float32),
+            buffer("ints", (n_heads, ints), np.int64),
+            buffer("tiles", (n_tasks, group * TILE_ROWS), np.float32),
+            buffer("lists", (n_tasks, 2 * LIST), np.int64),
             np.empty((n, s.n_kv_heads, n_selected), np.int64),
             np.empty((n, s.n_kv_heads, group, s.value_dim), np.float32),
             np.empty((n, s.n_kv_heads, group), np.float32),
@@ -129,22 +136,26 @@ class Attention:
     def _run_parts(
         self, rows: PagedRows, plan: Plan, work: _Work, items: IntArray, states: FloatArray, work_ns: float
     ) -> None:
-        """Run the pieces of one sequence one after the other, each while its rows are in place."""
+        """Run the pieces of one sequence one after the other, those of kept rows each while its rows are in place."""
         n_pieces = _pieces(plan)
-        shape = (len(items) // n_pieces, n_pieces, -1)
-        for piece in range(n_pieces):
-            part = np.empty_like(states.reshape(shape)[:, piece], order="C")
-            with rows.hold(*_kept_ranges(plan, piece)):
-                lines = np.ascontiguousarray(items.reshape(shape)[:, piece])
-                self._run(work, lines, part, work_ns / n_pieces, merge=False)
-            states.reshape(shape)[:, piece] = part
+        for piece in range(n_pieces + 1):
+            mine = items[:, PIECE] == piece if piece < n_pieces else items[:, PIECE] >= piece
+            lines = np.ascontiguousarray(items[mine])
+            part = np.empty((len(lines), states.shape[1]), np.float32)
+            with rows.hold(*_kept_ranges(plan, min(piece, n_pieces - 1))):
+                self._run(work, lines, part, work_ns / n_pieces, select=piece == n_pieces, merge=False)
+            states[mine] = part
         merge_pieces(items, states, work.out, work.log_norm)
 
-    def _run(self, work: _Work, items: IntArray, states: FloatArray, work_ns: float, *, merge: bool = True) -> None:
-        lines, sizes, rows, reduce_code, q, floats, ints, chosen, out, log_norm = work
+    def _run(
+        self, work: _Work, items: IntArray, states: FloatArray, work_ns: float, *, select: bool = True,
+        merge: bool = True,
+    ) -> None:  # fmt: skip
+        lines, sizes, rows, reduce_code, q, floats, ints, tiles, lists, chosen, out, log_norm = work
         run_sized(
             work_ns, self._kernel,
-            lines, sizes, rows, reduce_code, q, items, floats, ints, states, chosen, merge, out, log_norm,
+            lines, sizes, rows, reduce_code, q, items, floats, ints, tiles, lists, states, chosen, select, merge, out,
+            log_norm,
         )  # fmt: skip
 
     def _candidates(
@@ -193,6 +204,8 @@ class _Work(NamedTuple):
     q: FloatArray
     floats: FloatArray
     ints: IntArray
+    tiles: FloatArray
+    lists: IntArray
     chosen: IntArray
     out: FloatArray
     log_norm: FloatArray
@@ -211,13 +224,13 @@ def _line(table: AnyRows, plan: Plan, n_heads: int) -> tuple[int, ...]:
 
 def _pieces(plan: Plan) -> int:
     """Number of pieces that the always-attended rows are cut into."""
-    return max(1, -(-(plan.sinks_stop - plan.first + plan.n_rows - plan.tail_start) // SPLIT_ROWS))
+    return max(1, -(-(plan.sinks_stop - plan.first + plan.n_rows - plan.tail_start) // KEPT_ROWS))
 
 
 def _kept_ranges(plan: Plan, piece: int) -> tuple[tuple[int, int], tuple[int, int]]:
     """The rows of a piece, [start, stop) among the sinks and [start, stop) in the tail, as the kernel takes them."""
     n_sinks = plan.sinks_stop - plan.first
-    low, high = piece * SPLIT_ROWS, min((piece + 1) * SPLIT_ROWS, n_sinks + plan.n_rows - plan.tail_start)
+    low, high = piece * KEPT_ROWS, min((piece + 1) * KEPT_ROWS, n_sinks + plan.n_rows - plan.tail_start)
     tail = plan.tail_start - n_sinks
     in_sinks = plan.first + low, max(plan.first + low, plan.first + min(high, n_sinks))
     return in_sinks, (tail + max(low, n_sinks), max(tail + max(low, n_sinks), tail + high))

@@ -9,7 +9,7 @@ from kvstore.buffer_pool import BufferPool, PinGuard, admission_limit
 from kvstore.buffer_pool.admission import best_first
 from kvstore.config import StoreConfig
 from kvstore.index.workspace import Workspace
-from kvstore.kernels.attend import row_sizes
+from kvstore.kernels.work import row_sizes
 from kvstore.schema import Schema
 from kvstore.spill_reader import Bytes, SpillReader
 from kvstore.table import Table

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from kvstore.index.jit import jit
-from kvstore.kernels.attend import KEY_HEAD_BYTES, KEY_ROW_BYTES, SHIFT, VALUE_HEAD_BYTES, VALUE_ROW_BYTES
+from kvstore.kernels.work import KEY_HEAD_BYTES, KEY_ROW_BYTES, SHIFT, VALUE_HEAD_BYTES, VALUE_ROW_BYTES
 
 
 @jit
@@ -16,7 +16,7 @@ def copy_rows(
 ) -> None:
     """Copy the rows of one extent that have a home to their homes in blocks of the same layout.
 
-    extent: uint8 [n_blocks, block bytes], whose first row is `first`; sizes: int64 [7], see `kernels.attend`;
+    extent: uint8 [n_blocks, block bytes], whose first row is `first`; sizes: int64 [7], see `kernels.work`;
     rows: int64 [n_kv_heads, n] ascending, and order, int64 of the same shape, where each stands in homes;
     homes: int64 [n_kv_heads, n], row in scratch, negative for rows that need no copy; scratch: uint8 [n, block bytes],
     out. O(rows copied) and a search a head.

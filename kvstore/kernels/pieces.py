@@ -10,9 +10,7 @@ from kvstore.index.fast_exp import fast_exp
 from kvstore.index.jit import jit
 from kvstore.index.reduce import reduce_group
 from kvstore.index.select import select_top_k
-
-# Columns of `items`, int64 [n_items, 3]
-SEQUENCE, HEAD, PIECE = range(3)
+from kvstore.kernels.work import HEAD, PIECE, SEQUENCE
 
 
 @jit
