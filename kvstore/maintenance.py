@@ -85,7 +85,7 @@ class Maintenance:
         self._threads = threads
 
     def submit(self, work: Callable[[Job[T]], T]) -> Job[T]:
-        """Queue work; it gets its job, to ask whether it is still wanted. Without a thread for it the job has failed."""
+        """Queue work, which gets its job to ask whether it is wanted. Where no thread can be had the job has failed."""
         if self.executor is None:
             self.executor = ThreadPoolExecutor(self._threads, "kvstore-maintenance")
         job: Job[T] = Job()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from kvstore.errors import SpillFullError, StoreClosedError
+from kvstore.errors import SpillFullError, StorageError, StoreClosedError
 from kvstore.storage.buffers import Buffers
 from kvstore.storage.record import Encoded
 
@@ -72,19 +72,17 @@ class WriteQueue:
         return self._waiting_bytes
 
     def put(self, puts: dict[bytes, Encoded], deletes: Sequence[bytes]) -> int:
-        """Accept a batch and return its number; raises what went wrong before, or `SpillFullError`."""
+        """Accept a batch and return its number; raises what went wrong before, `SpillFullError` or `StorageError`."""
         n_bytes = sum(len(key) + len(data) for key, data in puts.items()) + sum(map(len, deletes))
         with self._changed:
             self._wait_for_room(n_bytes)
+            self._start()  # first: a batch that is accepted without it would wait for ever
             self._accepted += 1
             batch = Batch(self._accepted, deletes, puts, n_bytes)
             self._waiting.append(batch)
             self._waiting_bytes += n_bytes
             self._latest.update((key, (batch.number, None)) for key in deletes)
             self._latest.update((key, (batch.number, data)) for key, data in puts.items())
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
             self._changed.notify_all()
             return batch.number
 
@@ -129,6 +127,17 @@ class WriteQueue:
     def _copies(self, keys: Sequence[bytes]) -> list[Waiting | None]:
         found = [self._latest.get(key) for key in keys]
         return [item and (item[0], None if item[1] is None else bytes(item[1])) for item in found]
+
+    def _start(self) -> None:
+        """Start the thread, if it does not run yet; raises `StorageError` when none can be had."""
+        if self._thread is not None:
+            return
+        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._thread = None
+            raise StorageError(f"no thread can be had to write with ({error}); end some, then write again") from error
 
     def _wait_for_room(self, n_bytes: int) -> None:
         while True:
