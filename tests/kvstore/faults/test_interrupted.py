@@ -41,6 +41,8 @@ def follow(path, config, way, faults):
     with way(faults):
         store, model = KVStore.open(path, SCHEMA, config), {}
         for op in ALL_OPS:
+            if op[0] == "truncate" and op[2] > len(model["a"]):
+                continue  # a step that was taken back has left too few rows
             after = foresee(model, op)
             try:
                 do(store, op)
@@ -76,7 +78,7 @@ def test_the_nth_is_one_error_and_the_store_goes_on(tmp_path, way, build, wait):
         assert errors <= 1, f"{faults.failed} was heard {errors} times"
         if not faults.failed:
             break
-    assert 3 < n < 199
+    assert (2 if way == "no thread" else 3) < n < 199
 
 
 def test_a_gate_that_was_waited_for_in_vain_is_open_to_others():
