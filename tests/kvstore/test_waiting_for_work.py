@@ -8,9 +8,8 @@ from kvstore import KVStore, KVStoreError, MaintenanceError
 from kvstore.maintenance import Job, Maintenance
 from kvstore.reindex import Rebuild
 from tests.builders import SCHEMA, fill, make_query, make_rows, same_bits
+from tests.kvstore.callers import LIMIT_S, Caller
 from tests.kvstore.test_overlap import assert_same, config, late
-
-LIMIT_S = 60  # after which a call counts as one that never ends
 
 CALLS = {
     "attend": lambda store, seq: seq.attend(1, make_query(SCHEMA, 0)),
@@ -73,28 +72,6 @@ def held(monkeypatch):
     held = Held(monkeypatch)
     yield held
     held.go.set()
-
-
-class Caller(threading.Thread):
-    """Makes a call on a thread of its own, and keeps what it raised."""
-
-    def __init__(self, call, *arguments):
-        super().__init__(daemon=True)
-        self.raised = None
-        self._call, self._arguments = call, arguments
-        self.start()
-
-    def run(self):
-        """Make the call."""
-        try:
-            self._call(*self._arguments)
-        except BaseException as error:
-            self.raised = error
-
-    def has_ended(self):
-        """Whether it ends."""
-        self.join(LIMIT_S)
-        return not self.is_alive()
 
 
 def working(path, kind, wait, call):
