@@ -74,7 +74,7 @@ WAITS = {
 def waits_in(module: str, path: Path) -> Iterator[str]:
     """Calls by which a thread may come to a standstill."""
     functions = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]
-    for function, node in ((function, node) for function in functions for node in ast.walk(function)):
+    for function, node in ((each, node) for each in functions for node in ast.walk(each)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in BLOCKING:
             if isinstance(node.func.value, ast.Constant):
                 continue  # "".join

@@ -13,7 +13,7 @@ from tests.builders import SCHEMA, flat_config, make_query, make_rows, same_bits
 from tests.stateful.unreliable import Late, LostError, Unsteady
 
 POOL = make_rows(SCHEMA, 400, seed=8)  # token t has the keys and values of row t
-LAYERS, HEADS = range(SCHEMA.n_layers), range(SCHEMA.n_kv_heads)
+LAYERS = range(SCHEMA.n_layers)
 SINKS, WINDOW, MIN_SELECTED, DENSE_ROWS = 2, 8, 8, 32  # of `flat_config`
 OPTIONS = {"pq": {"m": 2, "bits": 3}, "page": {"page_tokens": 8}, "sq4": {}}
 
@@ -39,15 +39,21 @@ class Told:
 class Pipeline:
     """The store under test and what it was told; each call does the same to both and compares."""
 
+    schema, pool = SCHEMA, POOL
+
     def __init__(self, kind="pq", workers="late", seed=0, **settings):
         index = IndexConfig(kind, OPTIONS[kind], min_rows=24, append_rows=8, codebook_rows=40, **settings)
-        self.store = KVStore(SCHEMA, flat_config(index=index))
+        self.store = self.open(flat_config(index=index))
         self.worker = Late() if workers == "late" else Unsteady(settings.get("threads", 1), seed)
         self.store.maintenance.executor = self.worker
         self.told: dict[str, Told] = {}
         self.heard: list[BaseException | None] = []
         self.made = 0
         self.create(0)
+
+    def open(self, config):
+        """The store, empty."""
+        return KVStore(self.schema, config)
 
     @property
     def names(self):
@@ -83,7 +89,7 @@ class Pipeline:
             self.surfacing(seq.begin_step)
             told.step, told.layer = [(start + i) % 400 for i in range(n)], 0
         if told.layer < len(LAYERS):
-            seq.append(told.layer, *(rows[:, told.step] for rows in POOL[told.layer]))
+            seq.append(told.layer, *(rows[:, told.step] for rows in self.pool[told.layer]))
             told.layer += 1
 
     def commit(self, name):
@@ -166,7 +172,7 @@ class Pipeline:
 
     def attend(self, name, layer, seed, budget):
         """Attention over the rows that the plan names, which are those that the planner promises."""
-        told, seq, q = self.told[name], self.store[name], make_query(SCHEMA, seed)
+        told, seq, q = self.told[name], self.store[name], make_query(self.schema, seed)
         tokens = told.visible(layer)
         if not tokens:
             return
@@ -175,17 +181,21 @@ class Pipeline:
             out = self.surfacing(lambda: seq.attend(layer, q, budget=budget))
             if explained.plan == self.surfacing(lambda: seq.explain(layer, q, budget=budget)).plan:
                 break
-        keys, values = (rows[:, tokens] for rows in POOL[layer])
+        keys, values = (rows[:, tokens] for rows in self.pool[layer])
         read = _rows_read(explained.plan, explained.measured.chosen, len(tokens), budget)
-        expected = oracles.attention(q, keys, values, SCHEMA.scale, None if budget is None else read)
+        expected = oracles.attention(q, keys, values, self.schema.scale, None if budget is None else read)
         np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
         if explained.plan.method == "flat":
-            _assert_best(explained.plan, explained.measured.chosen, keys, q)
+            _assert_best(explained.plan, explained.measured.chosen, keys, q, self.schema.scale)
 
     def together(self, layer, seed):
         """A batch of all sequences gives each what it gets alone, bit for bit."""
         names = [name for name in self.names if self.told[name].visible(layer)]
-        q = torch.stack([make_query(SCHEMA, seed + i) for i in range(len(names))]) if names else torch.empty(0, 4, 16)
+        q = (
+            torch.stack([make_query(self.schema, seed + i) for i in range(len(names))])
+            if names
+            else torch.empty(0, self.schema.n_q_heads, self.schema.head_dim)
+        )
         for name in names:
             self.surfacing(lambda name=name: self.store[name].attend(layer, q[0]))
         sequences = [self.store[name] for name in names]
@@ -205,7 +215,7 @@ class Pipeline:
             assert (len(seq), seq.step_open) == (len(told.tokens), told.step is not None)
             for layer in LAYERS:
                 tokens = told.rows(layer)
-                for stored, given in zip(seq.read(layer), POOL[layer], strict=True):
+                for stored, given in zip(seq.read(layer), self.pool[layer], strict=True):
                     assert same_bits(stored, given[:, tokens])
 
     def finish(self):
@@ -245,17 +255,17 @@ def _rows_read(plan, chosen, length, budget):
         kept = length - plan.n_middle
         assert plan.n_attended <= max(allowed, kept + MIN_SELECTED)
     read = []
-    for head in HEADS:
-        assert all(plan.sinks_stop <= row < plan.tail_start for row in chosen[head])
-        rows = np.r_[first : plan.sinks_stop, chosen[head], plan.tail_start : plan.n_rows] - first
-        assert len(rows) == len(set(rows.tolist())) == plan.n_attended
-        read.append(rows)
+    for rows in chosen:
+        assert all(plan.sinks_stop <= row < plan.tail_start for row in rows)
+        all_rows = np.r_[first : plan.sinks_stop, rows, plan.tail_start : plan.n_rows] - first
+        assert len(all_rows) == len(set(all_rows.tolist())) == plan.n_attended
+        read.append(all_rows)
     return read
 
 
-def _assert_best(plan, chosen, keys, q):
+def _assert_best(plan, chosen, keys, q, scale):
     """Without an index the rows chosen are the best ones."""
     start, stop = plan.sinks_stop - plan.first, plan.tail_start - plan.first
-    for head in HEADS:
-        scores = oracles.group_scores(q[2 * head : 2 * head + 2], keys[head, start:stop], SCHEMA.scale, "sum_softmax")
-        oracles.assert_best_rows(chosen[head] - plan.sinks_stop, scores, plan.n_selected)
+    for head, rows in enumerate(chosen):
+        scores = oracles.group_scores(q[2 * head : 2 * head + 2], keys[head, start:stop], scale, "sum_softmax")
+        oracles.assert_best_rows(rows - plan.sinks_stop, scores, plan.n_selected)

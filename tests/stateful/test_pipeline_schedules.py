@@ -41,18 +41,25 @@ WORKERS = st.sampled_from([
 ])  # fmt: skip
 
 
+OF_NO_SEQUENCE = {"create", "run", "fail", "wait", "refuse", "together", "flush", "reopen"}
+
+
+def perform(pipeline, call):
+    """Make a call of a schedule; where it has to do with a sequence the first number says which, 0 the newest."""
+    name, *arguments = call
+    if name not in OF_NO_SEQUENCE:
+        arguments[0] = pipeline.names[arguments[0] % len(pipeline.names)]
+    getattr(pipeline, name)(*arguments)
+
+
 def follow(schedule, how):
     """Do what a schedule says and compare after every call; return what was done."""
     pipeline, done = Pipeline(**how), []
     try:
-        for name, *arguments in schedule:
-            if name in ("create", "run", "fail", "wait", "refuse", "together"):
-                getattr(pipeline, name)(*arguments)
-            else:
-                names = pipeline.names
-                getattr(pipeline, name)(names[arguments[0] % len(names)], *arguments[1:])
+        for call in schedule:
+            perform(pipeline, call)
             pipeline.check()
-            done.append((name, *arguments))
+            done.append(call)
         pipeline.finish()
         pipeline.check()
     finally:
