@@ -80,3 +80,9 @@ class PipelineOnDisk(Pipeline):
             except StorageError:
                 self.store._check()
         self.attend(name, layer, seed, budget)
+
+    def finish(self):
+        """The same, and the directory agrees with itself."""
+        super().finish()
+        findings = self.store.check()
+        assert findings == []

@@ -28,7 +28,16 @@ OF_THE_STORE = st.one_of(
     st.tuples(st.sampled_from(["wait", "refuse"])),
     st.tuples(st.just("together"), LAYER, SEEDS),
 )
-SCHEDULES = st.lists(OF_A_SEQUENCE | OF_A_SEQUENCE | OF_THE_STORE, min_size=10, max_size=40)
+PROMPTS = st.tuples(st.just("turn"), st.just(0), STARTS, st.sampled_from([64, 100]), st.just(0))
+WATCHED = st.booleans()
+
+
+def beginning_with_a_prompt(calls):
+    """Schedules in which there is something to index from the start."""
+    return st.tuples(PROMPTS, calls).map(lambda drawn: [drawn[0], *drawn[1]])
+
+
+SCHEDULES = beginning_with_a_prompt(st.lists(OF_A_SEQUENCE | OF_A_SEQUENCE | OF_THE_STORE, min_size=15, max_size=40))
 BUILDS = st.sampled_from([{"build": "commit"}, {"build": "overlap"}, {"build": "overlap", "wait": False}])
 TURNS = st.sampled_from([
     {"turns": "extend"}, {"turns": "reindex"}, {"turns": "segment"}, {"turns": "segment", "reindex_drift": 1.05},
@@ -52,13 +61,15 @@ def perform(pipeline, call):
     getattr(pipeline, name)(*arguments)
 
 
-def follow(schedule, how):
-    """Do what a schedule says and compare after every call; return what was done."""
-    pipeline, done = Pipeline(**how), []
+def follow(pipeline, schedule, watched):
+    """Do what a schedule says and compare after every call, by attention too if it is watched; return what was done."""
+    done = []
     try:
         for call in schedule:
             perform(pipeline, call)
             pipeline.check()
+            if watched:
+                pipeline.attend(pipeline.names[0], len(done) % 2, len(done), 24)
             done.append(call)
         pipeline.finish()
         pipeline.check()
@@ -68,13 +79,13 @@ def follow(schedule, how):
 
 
 @settings(max_examples=50)
-@given(SCHEDULES, BUILDS, TURNS, WORKERS, st.integers(0, 9))
-def test_any_schedule_gives_what_was_told_and_dense_attention(schedule, build, turns, workers, seed):
-    assert follow(schedule, {**build, **turns, **workers, "seed": seed}) == schedule
+@given(SCHEDULES, BUILDS, TURNS, WORKERS, st.integers(0, 9), WATCHED)
+def test_any_schedule_gives_what_was_told_and_dense_attention(schedule, build, turns, workers, seed, watched):
+    assert follow(Pipeline(**build, **turns, **workers, seed=seed), schedule, watched) == schedule
 
 
 @pytest.mark.slow
 @settings(max_examples=1000)
-@given(SCHEDULES, BUILDS, TURNS, WORKERS, st.integers(0, 9))
-def test_a_thousand_schedules_do(schedule, build, turns, workers, seed):
-    assert follow(schedule, {**build, **turns, **workers, "seed": seed}) == schedule
+@given(SCHEDULES, BUILDS, TURNS, WORKERS, st.integers(0, 9), WATCHED)
+def test_a_thousand_schedules_do(schedule, build, turns, workers, seed, watched):
+    assert follow(Pipeline(**build, **turns, **workers, seed=seed), schedule, watched) == schedule
