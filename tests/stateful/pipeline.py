@@ -165,7 +165,7 @@ class Pipeline:
     def wait(self):
         """Wait for all work over committed rows, and take its results."""
         self.surfacing(self.store.wait)
-        settled = [self.store[name] for name in self.names if self.told[name].step is None]
+        settled = [seq for name, seq in self.store._sequences.items() if self.told[name].step is None]
         assert not any(keeper.rebuilding for seq in settled for keeper in seq._indexes)
 
     # ---- what asks it ----
