@@ -140,6 +140,7 @@ def test_a_device_that_fails_while_it_is_waited_for_leaves_the_pins(monkeypatch,
     first.done = True
 
     def broken():
+        """What an event says when its device has failed."""
         raise RuntimeError("the device is gone")
 
     with monkeypatch.context() as patch:

@@ -55,6 +55,7 @@ class Writer:
             """Say that the caller waits."""
 
             def call(*arguments):
+                """Wait as ever."""
                 if threading.current_thread().name == "caller":
                     self.somebody_waits.set()
                 return real(*arguments)

@@ -176,3 +176,27 @@ def test_a_failure_is_heard_once_a_layer_or_given_up(tmp_path, held, call, kind,
     assert len(heard) == len(set(map(id, heard))) == (0 if call in GIVE_UP else SCHEMA.n_layers)
     assert all(isinstance(cause, MemoryError) for cause in heard)
     assert_usable(tmp_path / "s", store, call)
+
+
+@pytest.mark.parametrize("wait", [True, False])
+@pytest.mark.parametrize("kind", ["first", "again"])
+def test_work_that_finds_no_thread_fails_like_other_work(monkeypatch, kind, wait):
+    def refuse(*_):
+        """What the interpreter says when the system has no thread left."""
+        raise RuntimeError("can't start new thread")
+
+    with KVStore(SCHEMA, config("overlap" if kind == "first" else "commit", wait=wait)) as store:
+        seq = store.create("book")
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            fill(seq, 100, seed=0)
+            if kind == "again":
+                seq.reindex(background=True)
+        store._check()
+        heard = failures_heard(store, seq)
+        assert [str(cause) for cause in heard] == ["can't start new thread"] * SCHEMA.n_layers
+        assert (seq._indexes[0].index is None) == (kind == "first")
+        seq.reindex(background=True)  # its thread does first what the queue had taken all the same, and gives it up
+        store.wait()
+        assert [keeper.covered for keeper in seq._indexes] == [(2, 92)] * SCHEMA.n_layers
+        assert_usable(None, store, "attend")

@@ -142,6 +142,7 @@ def test_a_lock_that_is_free_a_moment_later_is_taken(tmp_path, monkeypatch):
 
 def test_a_system_that_has_no_locks_is_an_error_and_nothing_stays_open(tmp_path, monkeypatch):
     def refuse(handle, how):
+        """What a network file system may say."""
         raise OSError(errno.ENOLCK, "no locks available")
 
     before = len(os.listdir("/proc/self/fd"))

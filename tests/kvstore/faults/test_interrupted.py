@@ -85,6 +85,7 @@ def test_a_gate_that_was_waited_for_in_vain_is_open_to_others():
     gate, entered, leave = Gate(), threading.Event(), threading.Event()
 
     def stay():
+        """Be inside until the test lets it go."""
         with gate.shared():
             entered.set()
             leave.wait(60)
