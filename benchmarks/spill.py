@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Protocol
@@ -31,7 +30,7 @@ from kvstore.storage.record import Record
 from kvstore.storage.shape import RowShape
 from kvstore.storage.spill_settings import DURABILITIES, SpillSettings
 
-OURS, COPIES, RAW, FILES = "LmdbTier", "LmdbTier, copies", "raw py-lmdb", "plain files"
+OURS, RAW, FILES = "LmdbTier", "raw py-lmdb", "plain files"
 WRITE = Metric("write", "MB/s", "higher")
 READ = Metric("read", "MB/s", "higher")
 FREED_BYTES = 24 << 20
@@ -129,17 +128,16 @@ class Work:
 
 
 class OurStore:
-    """The tier; it copies what it is given, or borrows it."""
+    """The tier; it copies what it is given."""
 
-    def __init__(self, folder: Path, work: Work, durability: str, *, borrow: bool = True) -> None:
-        self._work, self._borrow = work, borrow
+    def __init__(self, folder: Path, work: Work, durability: str) -> None:
+        self._work = work
         self._tier = LmdbTier(folder, SpillSettings(map_bytes(work), durability))
 
     def write(self, numbers: range) -> None:
-        """Hand a batch to the tier, or lend it, as LMDB's own `put` borrows a value."""
+        """Hand a batch to the tier."""
         shape = self._work.options.shape
-        records = (Record(_key(number), self._work.payload(number), shape) for number in numbers)
-        self._tier.put_many(records, borrow=self._borrow)
+        self._tier.put_many(Record(_key(number), self._work.payload(number), shape) for number in numbers)
 
     def finish(self) -> None:
         """Wait for the writer."""
@@ -212,7 +210,6 @@ class FileStore:
 
 STORES: dict[str, Callable[[Path, Work, str], Store]] = {
     OURS: OurStore,
-    COPIES: partial(OurStore, borrow=False),
     RAW: RawStore,
     FILES: FileStore,
 }
@@ -287,10 +284,8 @@ def _written(folder: Path, work: Work) -> Iterator[dict[str, Store]]:
 
 def _add(report: Report, case: str, metric: Metric, work: Work, times: dict[str, float]) -> None:
     rates = {name: work.megabytes / seconds for name, seconds in times.items()}
-    for ours in (OURS, COPIES):
-        if ours in rates:
-            for peer in (RAW, FILES):
-                report.add(f"{case}, {ours}", metric, rates[ours], peer, rates[peer])
+    for peer in (RAW, FILES):
+        report.add(case, metric, rates[OURS], peer, rates[peer])
 
 
 def _settle_allocator() -> None:

@@ -41,15 +41,15 @@ class Pins:
 
     def settle(self, *, wait: bool = False) -> None:
         """Take off the pins whose event has happened; with `wait`, of all guards that were released."""
-        still = []
-        for event, frames in self._leaving:
-            if wait:
+        leaving = self._leaving
+        if wait:
+            for event, _ in leaving:
                 event.synchronize()
-            if wait or event.query():
+        done = [wait or event.query() for event, _ in leaving]  # a device that fails does so before anything is changed
+        for (_, frames), is_done in zip(leaving, done, strict=True):
+            if is_done:
                 np.subtract.at(self.counts, frames, 1)
-            else:
-                still.append((event, frames))
-        self._leaving = still
+        self._leaving = [each for each, is_done in zip(leaving, done, strict=True) if not is_done]
 
     def _release(self, guard: PinGuard) -> None:
         self._leaving.append((self._record_event(), guard.frames))

@@ -85,11 +85,17 @@ class Maintenance:
         self._threads = threads
 
     def submit(self, work: Callable[[Job[T]], T]) -> Job[T]:
-        """Queue work; it gets its job, to ask whether it is still wanted."""
+        """Queue work, which gets its job to ask whether it is wanted. Where no thread can be had the job has failed."""
         if self.executor is None:
             self.executor = ThreadPoolExecutor(self._threads, "kvstore-maintenance")
         job: Job[T] = Job()
-        job._future = self.executor.submit(work, job)
+        try:
+            job._future = self.executor.submit(work, job)
+        except Exception as error:  # to be heard where work that fails is heard, and not in the middle of a step
+            job.cancel()  # the queue has taken it all the same, for a thread that comes later
+            job = Job()
+            job._future = Future()
+            job._future.set_exception(error)
         return job
 
     def close(self) -> None:

@@ -18,7 +18,8 @@ def prefault(pieces: Sequence[tuple[torch.Tensor, int, int]]) -> threading.Threa
     """Touch bytes [start, stop) of each tensor, uint8 [n], in a thread that ends by itself; their contents stay.
 
     Memory that was never touched costs a page fault for each 4 KiB of it, two thirds of the time to copy rows there. In
-    advance, and many pages a call, it is a third of that, and another core's. None where the system knows no such call.
+    advance, and many pages a call, it is a third of that, and another core's. None where the system knows no such
+    call, or has no thread left.
     """
     madvise = getattr(ctypes.CDLL(None), "madvise", None) if sys.platform.startswith("linux") else None
     if madvise is None or not pieces:
@@ -35,5 +36,8 @@ def prefault(pieces: Sequence[tuple[torch.Tensor, int, int]]) -> threading.Threa
                     return
 
     thread = threading.Thread(target=work, name="kvstore-prefault", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # no thread can be had: whoever fills the memory touches it first
+        return None
     return thread

@@ -209,7 +209,7 @@ class KVStore(Queries, Attending, Durable):
 
     @locked
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait for all work in the background and take its results.
+        """Wait for all work in the background over committed rows and take its results.
 
         Raises `MaintenanceError` for a piece that failed (call again for what is left) and `TimeoutError`.
         """

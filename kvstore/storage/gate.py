@@ -39,10 +39,13 @@ class Gate:
         """Wait until nobody is inside, and pass alone."""
         with self._changed:
             self._waiting += 1
-            while self._alone or self._inside:
-                self._changed.wait()
-            self._waiting -= 1
-            self._alone = True
+            try:
+                while self._alone or self._inside:
+                    self._changed.wait()
+                self._alone = True
+            finally:  # an interrupt too ends the waiting, or nobody would pass any more
+                self._waiting -= 1
+                self._changed.notify_all()
         try:
             yield
         finally:

@@ -22,7 +22,6 @@ from kvstore.errors import (
     StorageError,
     StoreLockedError,
 )
-from kvstore.storage.buffers import Buffers
 from kvstore.storage.files import Hook, check_regular, disk_error, no_hook
 from kvstore.storage.identity import IDENTITY, identity_of, store_id_in
 from kvstore.storage.key import RecordKey
@@ -30,7 +29,7 @@ from kvstore.storage.record import Record, decode_record, encode_record
 from kvstore.storage.spill_files import check_lock_file, extend, make_room, put_in_place
 from kvstore.storage.spill_settings import SpillSettings
 from kvstore.storage.usage import Usage, too_full
-from kvstore.storage.write_queue import Batch, size_of
+from kvstore.storage.write_queue import Batch
 
 _IDENTITY_KEY = IDENTITY.pack()
 _DAMAGED = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.VersionMismatchError)
@@ -105,17 +104,17 @@ class LmdbFile:
                     usage = usage.plus(len(value))
         return usage
 
-    def write(self, batches: Sequence[Batch], usage: Usage, buffers: Buffers, hook: Hook = no_hook) -> Usage:
+    def write(self, batches: Sequence[Batch], usage: Usage, hook: Hook = no_hook) -> Usage:
         """Write batches in one transaction, all or none, and return the usage after it.
 
         Raises `SpillFullError` when they do not fit, `StorageError` when the disk fails.
         """
         try:
-            return self._write_once(batches, usage, buffers, hook)
+            return self._write_once(batches, usage, hook)
         except lmdb.MapFullError:
             self._free_pages()
         try:
-            return self._write_once(batches, usage, buffers, hook)
+            return self._write_once(batches, usage, hook)
         except lmdb.MapFullError as error:
             why = "no run of free pages is long enough"
             raise SpillFullError(
@@ -208,12 +207,12 @@ class LmdbFile:
             with txn:
                 yield txn
 
-    def _write_once(self, batches: Sequence[Batch], usage: Usage, buffers: Buffers, hook: Hook) -> Usage:
+    def _write_once(self, batches: Sequence[Batch], usage: Usage, hook: Hook) -> Usage:
         before, wanted = usage, sum(batch.n_bytes for batch in batches)
         try:
             with self._env.begin(write=True, buffers=True) as txn:
                 for batch in batches:
-                    usage = _apply(txn, batch, usage, buffers, hook)
+                    usage = _apply(txn, batch, usage, hook)
                 if usage.page_bytes > self._writable.capacity_bytes and usage.page_bytes > before.page_bytes:
                     raise SpillFullError(too_full(wanted, before, self._writable, "spill_bytes is reached"))
                 hook("spill.before_commit")
@@ -243,7 +242,7 @@ class LmdbFile:
         return _as_ours(self.path, error)
 
 
-def _apply(txn: Any, batch: Batch, usage: Usage, buffers: Buffers, hook: Hook) -> Usage:
+def _apply(txn: Any, batch: Batch, usage: Usage, hook: Hook) -> Usage:
     for key in batch.deletes:
         old = txn.get(key)
         if old is not None:
@@ -252,13 +251,8 @@ def _apply(txn: Any, batch: Batch, usage: Usage, buffers: Buffers, hook: Hook) -
     for key, data in batch.puts.items():
         old = txn.get(key)
         usage = usage if old is None else usage.minus(len(old))
-        usage = usage.plus(size_of(data))
-        if isinstance(data, Record):  # borrowed: one buffer, still in the processor's cache, serves them all
-            encoded = encode_record(data, buffers)
-            txn.put(key, encoded)
-            buffers.give(encoded)
-        else:
-            txn.put(key, data)
+        usage = usage.plus(len(data))
+        txn.put(key, data)
         hook("spill.put")
     return usage
 

@@ -21,7 +21,7 @@ from kvstore.storage.files import Hook, disk_error, no_hook, sync_folder
 from kvstore.storage.gate import Gate
 from kvstore.storage.key import KEY_BYTES, SEQUENCE_BYTES, RecordKey
 from kvstore.storage.lmdb_file import LmdbFile
-from kvstore.storage.record import Encoded, Record, check_record, decode_record, encode_record
+from kvstore.storage.record import Record, decode_record, encode_record
 from kvstore.storage.spill_files import data_path, find_data, lock_path, make_room, number_of, remove_others
 from kvstore.storage.spill_settings import SpillSettings
 from kvstore.storage.tier import Tier
@@ -72,13 +72,11 @@ class LmdbTier(Tier):
             self._file.close()
             raise
 
-    def write(self, puts: Iterable[Record] = (), deletes: Iterable[RecordKey] = (), *, borrow: bool = False) -> int:
-        """Put the batch, or a copy of it, into the queue; blocks or raises `SpillFullError` when it is full."""
+    def write(self, puts: Iterable[Record] = (), deletes: Iterable[RecordKey] = ()) -> int:
+        """Put a copy of the batch into the queue; blocks or raises `SpillFullError` when it is full."""
         self._check_writable()
         queue = self._writer()
-        taken: dict[bytes, Encoded | Record] = {}
-        for record in puts:
-            taken[check_record(record)] = record if borrow else encode_record(record, queue.buffers)
+        taken = {record.key.pack(): encode_record(record, queue.buffers) for record in puts}
         return queue.put(taken, [key.pack() for key in deletes])
 
     def get_many(self, keys: Iterable[RecordKey]) -> list[Record | None]:
@@ -265,7 +263,7 @@ class LmdbTier(Tier):
     def _commit(self, batches: Sequence[Batch]) -> None:
         """Write batches; called by the queue's thread only, which so owns every write transaction."""
         with self._gate.shared():
-            self._usage = self._file.write(batches, self._usage, self._writer().buffers, self._hook)
+            self._usage = self._file.write(batches, self._usage, self._hook)
 
     def _merged(self, keys: Sequence[RecordKey], waiting: Sequence[Waiting | None]) -> list[Record | None]:
         both = list(zip(keys, waiting, strict=True))

@@ -26,7 +26,7 @@ class MemoryTier(Tier):
         self._written = 0
         self._lock = threading.Lock()
 
-    def write(self, puts: Iterable[Record] = (), deletes: Iterable[RecordKey] = (), *, borrow: bool = False) -> int:
+    def write(self, puts: Iterable[Record] = (), deletes: Iterable[RecordKey] = ()) -> int:
         """Forget, then keep copies, at once."""
         self._check_writable()
         encoded = {record.key.pack(): bytes(encode_record(record)) for record in puts}

@@ -56,20 +56,14 @@ class Record:
         return len(self.payload) + OVERHEAD_BYTES
 
 
-def check_record(record: Record) -> bytes:
-    """Return the record's packed key; raises `ConfigError` unless `encode_record` would take the record."""
-    payload = record.payload
+def encode_record(record: Record, buffers: Buffers | None = None) -> Encoded:
+    """Return the record as it is stored, in memory from `buffers`; raises `ConfigError` when its parts do not fit."""
+    key, payload, shape = record.key, record.payload, record.shape
     if isinstance(payload, memoryview) and (payload.format != "B" or payload.ndim != 1):
         what = f"{payload.format!r} of {payload.ndim} dimensions"
         raise ConfigError(f"a payload must be plain bytes, not {what}; cast it to 'B'")
-    _check_parts(record.key.kind, record.shape, record.encoding, len(payload))
-    return record.key.pack()
-
-
-def encode_record(record: Record, buffers: Buffers | None = None) -> Encoded:
-    """Return the record as it is stored, in memory from `buffers`; raises `ConfigError` when its parts do not fit."""
-    packed_key = check_record(record)
-    key, payload, shape = record.key, record.payload, record.shape
+    _check_parts(key.kind, shape, record.encoding, len(payload))
+    packed_key = key.pack()
     sizes = (shape.n_blocks, shape.n_tokens, shape.n_heads, shape.key_dim, shape.value_dim) if shape else (0,) * 5
     codes = (key.kind, record.encoding, _DTYPES[shape.dtype] if shape else 0, key.layer, key.number)
     data = buffers.take(record.n_bytes) if buffers else bytearray(record.n_bytes)

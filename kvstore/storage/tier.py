@@ -40,20 +40,17 @@ class Tier(ABC):
     def __getstate__(self) -> NoReturn:
         raise ForkedStoreError(f"a {type(self).__name__} cannot be pickled; send its path, and open it read-only there")
 
-    def put_many(self, records: Iterable[Record], *, borrow: bool = False) -> int:
+    def put_many(self, records: Iterable[Record]) -> int:
         """Write records, all or none; the last one under a key counts. Returns the batch's number."""
-        return self.write(puts=records, borrow=borrow)
+        return self.write(puts=records)
 
     def delete_many(self, keys: Iterable[RecordKey]) -> int:
         """Forget records, all or none; keys that are not there are no error. Returns the batch's number."""
         return self.write(deletes=keys)
 
     @abstractmethod
-    def write(self, puts: Iterable[Record] = (), deletes: Iterable[RecordKey] = (), *, borrow: bool = False) -> int:
-        """Forget `deletes`, then keep `puts`, as one batch; returns its number, which grows.
-
-        With `borrow` a tier may leave payloads where they are: they must not change before the batch is written. It
-        saves a copy of each, and the memory for it.
+    def write(self, puts: Iterable[Record] = (), deletes: Iterable[RecordKey] = ()) -> int:
+        """Forget `deletes`, then keep copies of `puts`, as one batch; returns its number, which grows.
 
         Raises `SpillFullError`, `ReadOnlyStoreError`, `StorageError`, or `ConfigError` for a record that is none;
         nothing of the batch is kept then.

@@ -8,23 +8,23 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from kvstore.errors import SpillFullError, StoreClosedError
+from kvstore.errors import SpillFullError, StorageError, StoreClosedError
 from kvstore.storage.buffers import Buffers
-from kvstore.storage.record import Encoded, Record, encode_record
+from kvstore.storage.record import Encoded
 
 
 class Batch(NamedTuple):
-    """What is written in one go: keys to forget, then records to keep, as stored or borrowed."""
+    """What is written in one go: keys to forget, then records to keep, as stored."""
 
     number: int
     deletes: Sequence[bytes]
-    puts: dict[bytes, Encoded | Record]
+    puts: dict[bytes, Encoded]
     n_bytes: int
 
 
 Commit = Callable[[Sequence[Batch]], None]
-Waiting = tuple[int, bytes | Encoded | None]
-"""Number of the batch that waits, and the record in it, None where it is to be forgotten."""
+Waiting = tuple[int, bytes | None]
+"""Number of the batch that waits, and a copy of the record in it, None where it is to be forgotten."""
 
 
 class WriteQueue:
@@ -52,7 +52,7 @@ class WriteQueue:
         self._name = name
         self._changed = threading.Condition(threading.Lock())
         self._waiting: deque[Batch] = deque()
-        self._latest: dict[bytes, tuple[int, Encoded | Record | None]] = {}  # by key
+        self._latest: dict[bytes, tuple[int, Encoded | None]] = {}  # by key
         self._waiting_bytes = 0
         self._accepted = self._settled = self._written = 0
         self._failures = 0
@@ -71,20 +71,18 @@ class WriteQueue:
         """Bytes of records that wait, those being written included."""
         return self._waiting_bytes
 
-    def put(self, puts: dict[bytes, Encoded | Record], deletes: Sequence[bytes]) -> int:
-        """Accept a batch and return its number; raises what went wrong before, or `SpillFullError`."""
-        n_bytes = sum(len(key) + size_of(data) for key, data in puts.items()) + sum(map(len, deletes))
+    def put(self, puts: dict[bytes, Encoded], deletes: Sequence[bytes]) -> int:
+        """Accept a batch and return its number; raises what went wrong before, `SpillFullError` or `StorageError`."""
+        n_bytes = sum(len(key) + len(data) for key, data in puts.items()) + sum(map(len, deletes))
         with self._changed:
             self._wait_for_room(n_bytes)
+            self._start()  # first: a batch that is accepted without it would wait for ever
             self._accepted += 1
             batch = Batch(self._accepted, deletes, puts, n_bytes)
             self._waiting.append(batch)
             self._waiting_bytes += n_bytes
             self._latest.update((key, (batch.number, None)) for key in deletes)
             self._latest.update((key, (batch.number, data)) for key, data in puts.items())
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
             self._changed.notify_all()
             return batch.number
 
@@ -128,7 +126,18 @@ class WriteQueue:
 
     def _copies(self, keys: Sequence[bytes]) -> list[Waiting | None]:
         found = [self._latest.get(key) for key in keys]
-        return [item and (item[0], _copy(item[1])) for item in found]
+        return [item and (item[0], None if item[1] is None else bytes(item[1])) for item in found]
+
+    def _start(self) -> None:
+        """Start the thread, if it does not run yet; raises `StorageError` when none can be had."""
+        if self._thread is not None:
+            return
+        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._thread = None
+            raise StorageError(f"no thread can be had to write with ({error}); end some, then write again") from error
 
     def _wait_for_room(self, n_bytes: int) -> None:
         while True:
@@ -202,8 +211,7 @@ class WriteQueue:
                 if self._latest.get(key, (0,))[0] == batch.number:
                     del self._latest[key]
             for data in batch.puts.values():
-                if isinstance(data, bytearray):
-                    self.buffers.give(data)
+                self.buffers.give(data)
 
     def _check(self) -> None:
         """Assert the invariants: the bytes that wait equal a recount, and readers find just what waits."""
@@ -211,14 +219,3 @@ class WriteQueue:
             assert self._waiting_bytes == sum(batch.n_bytes for batch in self._waiting)
             assert set(self._latest) == {key for batch in self._waiting for key in (*batch.deletes, *batch.puts)}
             self.buffers._check()
-
-
-def size_of(data: Encoded | Record) -> int:
-    """Bytes of a record as it is stored."""
-    return data.n_bytes if isinstance(data, Record) else len(data)
-
-
-def _copy(data: Encoded | Record | None) -> bytes | Encoded | None:
-    if data is None:
-        return None
-    return encode_record(data) if isinstance(data, Record) else bytes(data)

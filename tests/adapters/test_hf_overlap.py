@@ -46,6 +46,53 @@ def test_a_padded_batch_writes_the_same(tiny, prompt, generate, family, changes)
     assert_same_indexes(*caches)
 
 
+MODES = {
+    "beams": {"num_beams": 4},
+    "beams that are sampled": {"num_beams": 3, "do_sample": True, "num_return_sequences": 2},
+    "several answers": {"do_sample": True, "num_return_sequences": 3},
+    "looked up": {"prompt_lookup_num_tokens": 4},
+    "assisted": {"assistant_model": "smollm2"},
+}
+
+
+@pytest.mark.parametrize("wanted", [70, 24])
+@pytest.mark.parametrize("mode", MODES)
+def test_every_way_of_generating_writes_the_same(tiny, prompt, generate, mode, wanted):
+    model, options = tiny("llama"), dict(MODES[mode])
+    ids = prompt(wanted).repeat(1, 2) if mode == "looked up" else prompt(wanted)
+    if mode == "assisted":
+        options["assistant_model"] = tiny(options["assistant_model"])
+    caches, texts = [new_cache(model, build) for build in ("overlap", "commit")], []
+    for cache in caches:
+        torch.manual_seed(3)
+        with use_store_attention(model):
+            texts.append(generate(model, cache, ids, max_new_tokens=40, **options).tokens)
+        cache.store.wait()
+        cache.store._check()
+    assert texts[0].shape[1] >= ids.shape[1] + 40
+    assert torch.equal(*texts)
+    assert_same_indexes(*caches)
+
+
+@pytest.mark.parametrize("turns", ["extend", "reindex", "segment"])
+def test_turns_and_tokens_taken_back_write_the_same(tiny, prompt, generate, turns):
+    model = tiny("llama")
+    caches, texts = [new_cache(model, build, turns=turns) for build in ("overlap", "commit")], []
+    for cache in caches:
+        ids = prompt(60)
+        with use_store_attention(model):
+            for turn in range(3):
+                said = generate(model, cache, ids).tokens
+                cache.crop(-5)
+                ids = torch.cat([said[:, :-5], prompt(40, seed=turn + 1)], 1)
+        texts.append(said)
+        cache.store._check()
+    assert torch.equal(*texts)
+    for mine, theirs in zip(caches[0].sequences[0]._indexes, caches[1].sequences[0]._indexes, strict=True):
+        assert mine.covered == theirs.covered
+        assert mine.describe() == theirs.describe()
+
+
 def test_builds_lie_beside_the_pass(tiny, prompt, forward):
     model = tiny("llama")
     cache = new_cache(model, "overlap")

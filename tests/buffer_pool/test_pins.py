@@ -130,6 +130,29 @@ def test_closing_waits_for_the_device():
     assert device.pending[0].done
 
 
+@pytest.mark.parametrize("call", ["query", "synchronize"])
+def test_a_device_that_fails_while_it_is_waited_for_leaves_the_pins(monkeypatch, call):
+    device = Device()
+    pool = full_pool(2, record_event=device.record)
+    for block in (10, 11):
+        pool.pin(pool.lookup([block])).release()
+    first, second = device.pending
+    first.done = True
+
+    def broken():
+        """What an event says when its device has failed."""
+        raise RuntimeError("the device is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(second, call, broken)
+        with pytest.raises(RuntimeError, match="gone"):
+            pool.drop([10]) if call == "synchronize" else pool.reserve(1)
+        pool._check()
+    assert len(pool.reserve(1)) == 1
+    assert pool.drop([11]) == 1
+    pool._check()
+
+
 def test_a_guard_whose_event_cannot_be_recorded_still_pins():
     def broken():
         raise RuntimeError("no stream")

@@ -80,20 +80,6 @@ class TierContract:
             assert content(tier.get_many([opaque().key])[0]) == noise(5000)
             tier.flush()
 
-    def test_borrowed_records_are_read_before_and_after_they_are_written(self, tier):
-        payload = bytearray(noise(100_000))
-        tier.put_many([Record(opaque(0).key, memoryview(payload)), Record(opaque(1).key, payload)], borrow=True)
-        tier.put_many([opaque(1)], borrow=True)
-        for _ in range(2):
-            found = [content(record) for record in tier.get_many([opaque(0).key, opaque(1).key])]
-            assert found == [noise(100_000), content(opaque(1))]
-            tier.flush()
-        payload[:] = bytes(100_000)
-        assert content(tier.get_many([opaque(0).key])[0]) == noise(100_000)
-        with pytest.raises(ConfigError):
-            tier.put_many([Record(rows().key, b"short", rows().shape)], borrow=True)
-        tier._check()
-
     def test_the_last_record_under_a_key_counts(self, tier):
         tier.put_many([opaque(seed=1), opaque(seed=2, n_bytes=5000)])
         tier.put_many([opaque(seed=3, n_bytes=10)])

@@ -302,7 +302,7 @@ def test_a_slow_disk_and_a_small_queue_only_take_longer(tmp_path):
 
         def work(first):
             for i in range(first, first + 20):
-                tier.put_many([opaque(i, 3000)], borrow=i % 2 == 0)
+                tier.put_many([opaque(i, 3000)])
                 assert tier.get_many([opaque(i).key]) == [opaque(i, 3000)]
 
         threads = [threading.Thread(target=work, args=(first,)) for first in (0, 100, 200)]

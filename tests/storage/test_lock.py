@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import signal
@@ -7,6 +8,7 @@ import sys
 import pytest
 
 from kvstore.errors import CorruptStoreError, ReadOnlyStoreError, StorageError, StoreLockedError
+from kvstore.storage import lock
 from kvstore.storage.lock import LOCK_NAME, UNKNOWN, DirectoryLock, holder_of
 from tests.storage.processes import ROOT, run_python
 
@@ -126,3 +128,31 @@ def test_a_folder_that_is_not_there_cannot_be_locked(tmp_path):
     assert holder_of(tmp_path / "none") is None
     with pytest.raises((StorageError, ReadOnlyStoreError), match="cannot be opened"):
         DirectoryLock(tmp_path / "none").acquire()
+
+
+def test_a_lock_that_is_free_a_moment_later_is_taken(tmp_path, monkeypatch):
+    first, second = DirectoryLock(tmp_path), DirectoryLock(tmp_path)
+    first.acquire()
+    monkeypatch.setattr(lock.time, "sleep", lambda seconds: first.release())
+    second.acquire()
+    assert second.held
+    assert not first.held
+    second.release()
+
+
+def test_a_system_that_has_no_locks_is_an_error_and_nothing_stays_open(tmp_path, monkeypatch):
+    def refuse(handle, how):
+        """What a network file system may say."""
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    before = len(os.listdir("/proc/self/fd"))
+    mine = DirectoryLock(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(lock.fcntl, "flock", refuse)
+        with pytest.raises(StorageError, match="no locks available"):
+            mine.acquire()
+    assert not mine.held
+    assert len(os.listdir("/proc/self/fd")) == before
+    mine.acquire()
+    assert mine.held
+    mine.release()

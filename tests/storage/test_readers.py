@@ -280,10 +280,10 @@ def resident():
     gc.collect()
     return [int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon")][0]
 with LmdbTier(sys.argv[1], SETTINGS) as tier:
-    for i in range(3000):
+    for i in range(4500):
         tier.write([opaque(i % 10, 3000)], [opaque((i + 5) % 10).key])
         tier.get_many([opaque(i % 10).key])
-        if i == 500:
+        if i == 1500:  # by then the allocator has what it needs
             tier.flush()
             before = resident()
     tier.flush()

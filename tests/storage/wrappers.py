@@ -22,10 +22,10 @@ class WrapperTier(Tier):
     def before(self, call: str) -> None:
         """Is told each call before it is made; an exception stops it."""
 
-    def write(self, puts: Iterable[Record] = (), deletes: Iterable[RecordKey] = (), *, borrow: bool = False) -> int:
+    def write(self, puts: Iterable[Record] = (), deletes: Iterable[RecordKey] = ()) -> int:
         self._check_writable()
         self.before("write")
-        return self.inner.write(puts, deletes, borrow=borrow)
+        return self.inner.write(puts, deletes)
 
     def get_many(self, keys: Iterable[RecordKey]) -> list[Record | None]:
         self._check_usable()

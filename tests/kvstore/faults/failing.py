@@ -104,12 +104,12 @@ def disk_that_fails(faults: Faults) -> Iterator[Faults]:
 def _failing_within(real: Callable[..., Any], faults: Faults) -> Callable[..., Any]:
     """Wrap the function that writes a transaction so that it may fail in the middle."""
 
-    def write(self: LmdbFile, batches: Any, usage: Any, buffers: Any, hook: Any) -> Any:
+    def write(self: LmdbFile, batches: Any, usage: Any, hook: Any) -> Any:
         def inner(point: str) -> None:
             hook(point)
             if point in WITHIN:
                 faults.before(point, faults.within("made to fail"))
 
-        return real(self, batches, usage, buffers, inner)
+        return real(self, batches, usage, inner)
 
     return write
