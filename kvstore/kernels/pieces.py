@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from kvstore.index.fast_exp import fast_exp
-from kvstore.index.jit import jit
+from kvstore.index.jit import STRICT, jit
 from kvstore.index.reduce import reduce_group
 from kvstore.index.select import select_top_k
 from kvstore.kernels.work import HEAD, PIECE, SEQUENCE
@@ -34,7 +34,7 @@ def pick_rows(scores: Any, n: Any, n_selected: Any, reduce_code: Any, floats: An
     select_top_k(weights[0], n_selected, places, rest[:n], picked, rest[n:])
 
 
-@jit
+@jit(fastmath=STRICT)
 def soften(scores: Any, n: Any, peak: Any, norm: Any, sums: Any) -> None:
     """Turn a tile of scores [group, n] into weights in place, for a softmax that goes on tile by tile.
 
@@ -53,12 +53,27 @@ def soften(scores: Any, n: Any, peak: Any, norm: Any, sums: Any) -> None:
             for d in range(total.shape[0]):
                 total[d] *= shrink
             peak[g] = top
-        added = np.float32(0)
         for i in range(n):
-            x = fast_exp(line[i] - top)
-            line[i] = x
-            added += x
-        norm[g] += added
+            line[i] = fast_exp(line[i] - top)
+        norm[g] += _sum(line, n)
+
+
+@jit(fastmath=STRICT)
+def _sum(x: Any, n: Any) -> Any:
+    """Sum of x[:n] in an order of its own.
+
+    One that the compiler may choose can be another where a kernel is compiled than where it is loaded from disk: the
+    ranks of a model would differ in the last bit.
+    """
+    whole = n - n % 8
+    a = b = c = d = e = f = g = h = np.float32(0)
+    for i in range(0, whole, 8):
+        a, b, c, d = a + x[i], b + x[i + 1], c + x[i + 2], d + x[i + 3]
+        e, f, g, h = e + x[i + 4], f + x[i + 5], g + x[i + 6], h + x[i + 7]
+    total = ((a + b) + (c + d)) + ((e + f) + (g + h))
+    for i in range(whole, n):
+        total += x[i]
+    return total
 
 
 @jit
@@ -68,7 +83,7 @@ def state_parts(state: Any, group: Any) -> Any:
     return state[:group], state[group : 2 * group], sums.reshape(group, sums.shape[0] // group)
 
 
-@jit
+@jit(fastmath=STRICT)
 def merge_pieces(items: Any, states: Any, out: Any, log_norm: Any) -> None:
     """Merge the pieces of each head by their log-sum-exp: out = sum exp(peak - top) sums / sum exp(peak - top) norm.
 
