@@ -17,7 +17,7 @@ import pickle
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -98,7 +98,10 @@ def _absorb_value(value: Any, digest: Any, seen: set[int]) -> None:
             _absorb_function(inner, digest, seen)
     elif isinstance(value, np.ndarray):  # a global array is a constant to Numba
         digest.update(repr((value.shape, value.dtype)).encode() + value.tobytes())
-    elif isinstance(value, (int, float, str, tuple, bool, type(None), np.generic)):
+    elif isinstance(value, (set, frozenset)):
+        digest.update(repr(sorted(map(repr, value))).encode())  # a set prints in an order that hash seeds pick
+    elif not isinstance(value, ModuleType):
+        # What prints an address matches nothing in another process: compiled again, rather than taken for another.
         digest.update(repr(value).encode())
 
 

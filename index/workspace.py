@@ -12,6 +12,9 @@ import numpy.typing as npt
 
 from kvstore.index.aligned import empty_aligned
 
+_SLACK = 8
+"""A buffer that must grow gets an eighth more than was asked for: a sequence grows token by token."""
+
 
 class Workspace(threading.local):
     """Buffers for the scores of one search, kept between calls; each Python thread sees its own.
@@ -34,9 +37,9 @@ class Workspace(threading.local):
         n_places = n_heads * (n + 1)
         n_scores = n_heads * (group + 1) * n
         if self._scores.size < n_scores:
-            self._scores = np.empty(n_scores + n_scores // 4, np.float32)
+            self._scores = np.empty(n_scores + n_scores // _SLACK, np.float32)
         if self._places.size < n_places:
-            self._places = np.empty(n_places + n_places // 4, np.int32)
+            self._places = np.empty(n_places + n_places // _SLACK, np.int32)
         scores = self._scores[:n_scores].reshape(n_heads, group + 1, n)
         return scores, self._places[:n_places].reshape(n_heads, n + 1)
 
@@ -45,7 +48,7 @@ class Workspace(threading.local):
         size = math.prod(shape)
         kept = self._named.get(name)
         if kept is None or kept.size < size or kept.dtype != dtype:
-            kept = self._named[name] = empty_aligned((size + size // 4,), dtype)
+            kept = self._named[name] = empty_aligned((size + size // _SLACK,), dtype)
         return kept[:size].reshape(shape)
 
     @property

@@ -8,7 +8,6 @@ from typing import Any
 import numba
 import numpy as np
 
-from kvstore.index.flat_kernels import scan_width
 from kvstore.index.jit import jit
 from kvstore.kernels.pieces import merge_pieces, pick_rows, soften, state_parts
 from kvstore.kernels.row_kernels import (
@@ -66,9 +65,8 @@ def attend_kernel(key_dim: int, value_dim: int, dtype_code: int, group: int) -> 
 
     Per head O((kept + candidates) * key_dim + (kept + selected) * value_dim) for each of its query heads.
     """
-    width = scan_width(group)
-    score = row_scorer(vector_dim(key_dim), dtype_code, width)
-    add = row_adder(vector_dim(value_dim), dtype_code, width)
+    score = row_scorer(vector_dim(key_dim), dtype_code, group)
+    add = row_adder(vector_dim(value_dim), dtype_code, group)
     score_chunk = _chunk_scorer(score)
     take_kept, take_selected = _kept_taker(score, add), _selected_taker(add)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from kvstore.index.flat_kernels import scan_width
 from kvstore.index.jit import jit
 from kvstore.index.loads import LOADERS, load_int64, prefetch
 from kvstore.kernels.row_vectors import ADD_ROWS, DOT_ROWS, add_rows, dot_rows
@@ -52,8 +53,8 @@ def fetch_rows(addresses: Any, start: Any, stop: Any, row_bytes: Any) -> Any:
 
 
 @functools.cache
-def row_scorer(dim: int, dtype_code: int, width: int) -> Any:
-    """Return the kernel for rows of `vector_dim` dim (0: any) and groups of at least `width` query heads.
+def row_scorer(dim: int, dtype_code: int, group: int) -> Any:
+    """Return the kernel for rows of `vector_dim` dim (0: any) and groups of so many query heads.
 
     `score(addresses, n, ahead, n_ahead, row_bytes, q, at, scores)` writes the products of q, float32 [group, dim],
     with n rows to scores, float32 [group, >= at + n rounded up to fours], C-order, from column `at` on; meanwhile the
@@ -61,12 +62,13 @@ def row_scorer(dim: int, dtype_code: int, width: int) -> Any:
     """
     if dim == 0:
         return _any_scorer(dtype_code)
+    width = scan_width(group)
     dot = dot_rows(dim, dtype_code, width)
 
     @jit
     def score(addresses, n, ahead, n_ahead, row_bytes, q, at, scores):  # type: ignore[no-untyped-def]
         """See `row_scorer`."""
-        group, places, out = q.shape[0], addresses.ctypes.data, scores.ctypes.data + at * 4
+        places, out = addresses.ctypes.data, scores.ctypes.data + at * 4
         query, line, stride = q.ctypes.data, dim * 4, scores.shape[1] * 4
         for t in range(0, n, DOT_ROWS):
             fetch_rows(ahead, t, min(t + DOT_ROWS, n_ahead), row_bytes)
@@ -96,34 +98,34 @@ def _any_scorer(dtype_code: int) -> Any:
 
 
 @functools.cache
-def row_adder(dim: int, dtype_code: int, width: int) -> Any:
-    """Return the kernel for rows of `vector_dim` dim (0: any) and groups of at least `width` query heads.
+def row_adder(dim: int, dtype_code: int, group: int) -> Any:
+    """Return the kernel for rows of `vector_dim` dim (0: any) and groups of so many query heads.
 
     `add(addresses, n, ahead, n_ahead, row_bytes, weights, sums)` adds n rows, each times its weight, float32 [group,
     >= n], to sums, float32 [group, dim]; both C-order. The rest as in `row_scorer`.
     """
     if dim == 0:
         return _any_adder(dtype_code)
-    eight, one = add_rows(dim, dtype_code, width, ADD_ROWS), add_rows(dim, dtype_code, width, 1)
-    eight_alone, one_alone = add_rows(dim, dtype_code, 1, ADD_ROWS), add_rows(dim, dtype_code, 1, 1)
+    width = scan_width(group)
+    left = group % width  # query heads that do not fill a width; of none, vector code is empty
+    whole = group - left
+    eight, one = (add_rows(dim, dtype_code, width, n) for n in (ADD_ROWS, 1))
+    eight_left, one_left = (add_rows(dim, dtype_code, left, n) for n in (ADD_ROWS, 1))
 
     @jit
     def add(addresses, n, ahead, n_ahead, row_bytes, weights, sums):  # type: ignore[no-untyped-def]
-        """Add rows for all query heads; those that do not fill a width are taken one by one."""
-        group, stride, line = sums.shape[0], weights.shape[1] * 4, dim * 4
+        """See `row_adder`."""
+        stride, line, full = weights.shape[1] * 4, dim * 4, n - n % ADD_ROWS
         places, factors, totals = addresses.ctypes.data, weights.ctypes.data, sums.ctypes.data
-        whole, full = group - group % width, n - n % ADD_ROWS
         for t in range(0, full, ADD_ROWS):
             fetch_rows(ahead, t, min(t + ADD_ROWS, n_ahead), row_bytes)
             for g in range(0, whole, width):
                 eight(places + t * 8, factors + g * stride + t * 4, stride, totals + g * line)
-            for g in range(whole, group):
-                eight_alone(places + t * 8, factors + g * stride + t * 4, stride, totals + g * line)
+            eight_left(places + t * 8, factors + whole * stride + t * 4, stride, totals + whole * line)
         for t in range(full, n):
             for g in range(0, whole, width):
                 one(places + t * 8, factors + g * stride + t * 4, stride, totals + g * line)
-            for g in range(whole, group):
-                one_alone(places + t * 8, factors + g * stride + t * 4, stride, totals + g * line)
+            one_left(places + t * 8, factors + whole * stride + t * 4, stride, totals + whole * line)
         fetch_rows(ahead, full, n_ahead, row_bytes)
 
     return add

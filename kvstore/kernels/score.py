@@ -8,7 +8,6 @@ from typing import Any
 import numba
 import numpy as np
 
-from kvstore.index.flat_kernels import scan_width
 from kvstore.index.jit import jit
 from kvstore.kernels.row_kernels import TILE_ROWS, list_addresses, row_scorer, vector_dim
 
@@ -21,7 +20,7 @@ def score_kernel(key_dim: int, dtype_code: int, group: int) -> Any:
     [n_kv_heads, n]; q float32 [n_kv_heads, group, key_dim]; scores float32 [n_kv_heads, group, n rounded up to fours],
     out.
     """
-    score_rows = row_scorer(vector_dim(key_dim), dtype_code, scan_width(group))
+    score_rows = row_scorer(vector_dim(key_dim), dtype_code, group)
 
     @jit(parallel=True)
     def score(blocks: Any, shift: Any, head_bytes: Any, row_bytes: Any, rows: Any, q: Any, scores: Any) -> None:

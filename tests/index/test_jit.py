@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -121,9 +122,21 @@ def test_a_failing_disk_is_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
     assert double(4) == 8
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """What a factory may hand to its kernel in one piece."""
+
+    n: int
+
+
 @pytest.mark.parametrize(
-    ("one", "other"), [(1, 2), (1.5, 2.5), (np.float32(1), np.float32(2)), (np.ones(3), np.zeros(3)), ((1, 2), (1, 3))]
-)
+    ("one", "other"),
+    [
+        (1, 2), (1.5, 2.5), (np.float32(1), np.float32(2)), (np.ones(3), np.zeros(3)), ((1, 2), (1, 3)),
+        (Sizes(1), Sizes(2)), ({1: "a"}, {1: "b"}), ([1, 2], [2, 1]), (frozenset("ab"), frozenset("ac")),
+        (int, float), (complex(1, 2), complex(1, 3)), (object(), object()),
+    ],
+)  # fmt: skip
 def test_fingerprints_see_constants(one: Any, other: Any) -> None:
     def make(constant: Any) -> Any:
         def kernel(x: Any) -> Any:

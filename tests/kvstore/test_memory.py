@@ -59,5 +59,5 @@ def test_resident_memory_is_what_statistics_say_within_five_per_cent():
 def test_a_heap_with_a_limit_keeps_it_however_many_rows_come():
     held_mib, said_mib, disk_blocks = map(float, run_python(GROWN, "directory").split())
     assert disk_blocks > 0
-    assert said_mib < 64 + 33 + 14  # the indexes, and the workspace of searches and of attention
+    assert said_mib < 64 + 33 + 12
     assert held_mib < said_mib + 72  # the queue of writes keeps its buffers, the allocator those of transactions

@@ -6,7 +6,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.index.flat_kernels import scan_width
 from kvstore.index.rows import DTYPE_CODES
 from kvstore.kernels.few_rows import copy_few_rows, finite_kernel
 from kvstore.kernels.row_kernels import (
@@ -48,7 +47,7 @@ def test_scores_are_inner_products_and_nothing_beside_them_is_written(dim, dtype
     chosen = np.random.default_rng(seed).integers(0, 100, n)
     q = random((group, dim), seed + 1).numpy()
     scores = np.full((group, 8 + n + -n % 4 + 4), np.float32(7))
-    score = row_scorer(vector_dim(dim), DTYPE_CODES[dtype], scan_width(group))
+    score = row_scorer(vector_dim(dim), DTYPE_CODES[dtype], group)
     there = listed(addresses, chosen)
     score(there, n, there, n, dim * rows.element_size(), q, 4 * column, scores)
     expected = q.astype(np.float64) @ rows.double().numpy()[chosen].T
@@ -69,7 +68,7 @@ def test_weighted_rows_are_added_to_what_is_there(dim, dtype, group, n, seed):
     sums = random((group, dim), seed + 2).numpy()
     expected = sums + weights[:, :n].astype(np.float64) @ rows.double().numpy()[chosen]
     there = listed(addresses, chosen) if n else np.empty(0, np.int64)
-    add = row_adder(vector_dim(dim), DTYPE_CODES[dtype], scan_width(group))
+    add = row_adder(vector_dim(dim), DTYPE_CODES[dtype], group)
     add(there, n, there, 0, dim * rows.element_size(), weights, sums)
     np.testing.assert_allclose(sums, expected, rtol=1e-4, atol=1e-4)
 

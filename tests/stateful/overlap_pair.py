@@ -139,10 +139,7 @@ class Trio:
                 self.broken.discard((name, layer))
 
     def run(self, which, n_steps):
-        if self.worker.open:
-            work = self.worker.open[which % len(self.worker.open)]
-            for _ in range(n_steps):
-                work.step()
+        self.worker.advance(which, n_steps)
 
     def fail(self, which):
         if self.worker.open:

@@ -148,10 +148,7 @@ class Pipeline:
 
     def run(self, which, n_steps):
         """Let some work go on to later check points."""
-        if self.worker.open:
-            work = self.worker.open[which % len(self.worker.open)]
-            for _ in range(n_steps):
-                work.step()
+        self.worker.advance(which, n_steps)
 
     def fail(self, which):
         """Let some work fail where it stands."""
