@@ -82,6 +82,9 @@ class Unsteady(Executor):
 
         return self._threads.submit(run)
 
+    def advance(self, which: int, n_steps: int) -> None:
+        """Do nothing: threads go on by themselves."""
+
     def finish(self) -> None:
         """Do nothing: threads end by themselves."""
 
