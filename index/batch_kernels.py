@@ -15,11 +15,11 @@ from kvstore.index.chunks import count_chunks
 from kvstore.index.jit import jit
 from kvstore.index.rank import rank_head
 
-# Columns of `lines`, int64 [n, 15]. First what each search says: its place in the batch; rows of the codes
+# Columns of `lines`, int64 [n, 16]. First what each search says: its place in the batch; rows of the codes
 # [START, STOP); rows wanted; row id of row START; where its lines begin in the buffers.
 PLACE, START, STOP, N_PICKED, FIRST_ROW, SCORES, PLACES, ROWS = range(8)
 # Then what the index says: see `BatchLine.numbers`.
-CODES, ROOM_ROWS, OFFSETS, POSITIONS, N_RUNS, CENTROIDS, N_CENTROIDS = range(8, 15)
+CODES, ROOM_ROWS, OFFSETS, POSITIONS, N_RUNS, CENTROIDS, N_CENTROIDS, UNITS = range(8, 16)
 # Columns of tasks, int64 [n_tasks, 3].
 LINE, HEAD, CHUNK = range(3)
 

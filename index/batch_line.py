@@ -21,7 +21,7 @@ class BatchLine:
         coder: scans all indexes of one `key` together (see `Coder.batch_key`).
         key: the coder's, and the number of KV heads.
         numbers: address and rows of the codes, addresses of offsets and positions of runs, how many runs; address of
-            the centroids and how many there are (`Coder.batch_centroids`).
+            the centroids, how many there are, address of their units (`Coder.batch_centroids`).
     """
 
     __slots__ = ("_codebook", "_codes", "_offsets", "coder", "key", "numbers")

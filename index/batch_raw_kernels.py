@@ -27,14 +27,14 @@ from kvstore.index.jit import jit
 from kvstore.index.packed_kernels import LINE_BYTES
 from kvstore.index.pointers import pointer_to
 from kvstore.index.pq_raw_kernels import packed_scorer, row_scorer, table_filler
-from kvstore.index.pq_rope_kernels import ITEM
+from kvstore.index.pq_rope_kernels import FLOAT_BYTES
 
 
 @functools.cache
 def raw_batch_scan(m: int, bits: int, per_word: int, packed: bool) -> Any:
     """Return the parallel kernel that scores rows of several sequences, compiled for the sizes of `raw_scan`.
 
-    `scan(lines, order, q, tables, scores)`: lines int64 [n, 15], columns as `batch_kernels` says; order int64
+    `scan(lines, order, q, tables, scores)`: lines int64 [n, 16], columns as `batch_kernels` says; order int64
     [head_dim], shared by all; q and scores as for `rope_batch_scan`; tables float32 [n, n_kv_heads, group,
     `table_size`], scratch.
     """
@@ -47,7 +47,7 @@ def raw_batch_scan(m: int, bits: int, per_word: int, packed: bool) -> Any:
     def fill(line, h, order, q, tables):  # type: ignore[no-untyped-def]
         """Make the table of one query head of KV head h: q float32 [head_dim], tables float32 [`table_size`], out."""
         sub_dim, k = order.shape[0] // m, line[N_CENTROIDS]
-        laid = carray(float32_at(line[CENTROIDS] + h * m * sub_dim * k * ITEM), (m, sub_dim, k))
+        laid = carray(float32_at(line[CENTROIDS] + h * m * sub_dim * k * FLOAT_BYTES), (m, sub_dim, k))
         fill_tables(laid, order, q, tables)
 
     @jit

@@ -11,6 +11,7 @@ from kvstore.errors import NonFiniteError, SchemaMismatchError
 from kvstore.index.aligned import aligned
 from kvstore.index.layout import Layout
 from kvstore.index.nearest import columns
+from kvstore.index.short_codes import ShortCentroids, short_centroids
 from kvstore.index.weighting import Weighting
 
 FloatArray = npt.NDArray[np.float32]
@@ -46,6 +47,11 @@ class Codebook:
         return aligned(np.swapaxes(self.laid[..., : self.k], -1, -2))
 
     @cached_property
+    def short(self) -> ShortCentroids:
+        """The centroids as scans before RoPE read them; made when first asked for."""
+        return short_centroids(np.swapaxes(self.laid[..., : self.k], -1, -2))
+
+    @cached_property
     def pair_lengths(self) -> FloatArray:
         """Root mean square of the length of the centroids' pairs, float32 [n_kv_heads, m, sub_dim / 2]; made once."""
         squares = np.square(self.laid[..., : self.k]).mean(axis=-1)
@@ -70,7 +76,7 @@ class Codebook:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held; twice the centroids once `centroids` was asked for, as scans before RoPE do."""
-        made = self.__dict__.get("centroids")
+        """Bytes held, those of `centroids` and `short` included once they were asked for."""
+        copies = sum(self.__dict__[name].nbytes for name in ("centroids", "short") if name in self.__dict__)
         weights = self.weighting.nbytes if self.weighting is not None else 0
-        return int(self.laid.nbytes + self.offsets.nbytes + (made.nbytes if made is not None else 0)) + weights
+        return int(self.laid.nbytes + self.offsets.nbytes + copies) + weights

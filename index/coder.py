@@ -128,7 +128,7 @@ class Coder:
         """Rough nanoseconds to score one row for a group of query heads."""
         if self._tables is None:
             return 0.4 * self._layout.n_words * group
-        return 0.1 * self._scan_pairs * group
+        return 0.03 * self._scan_pairs * group
 
     def scan(
         self,
@@ -149,13 +149,13 @@ class Coder:
             products = workspace.buffer("products", (*q.shape[:2], table_size(layout)), np.float32)
             run_parallel(kernel, codes, codebook.laid, self._order, start, stop, q, products, out)
         else:
-            used, n_pairs = all_pairs(codebook.centroids, self._order, tables), self._scan_pairs // layout.m
+            used, n_pairs = all_pairs(codebook.short.table, self._order, tables), self._scan_pairs // layout.m
             if 2 * n_pairs < layout.sub_dim:
                 used = best_pairs(used, self._energy(codebook), q, n_pairs, workspace)
             kernel = rope_scan(n_pairs, layout.m, scan_width(q.shape[1]), layout.bits, layout.per_word)
             run_parallel(
-                kernel, codes, used.centroids, used.order, runs.offsets, runs.positions, used.angles, used.coarse,
-                used.fine, start, stop, q, out,
+                kernel, codes, used.centroids, codebook.short.units, np.float32(tables.gain), used.order,
+                runs.offsets, runs.positions, used.angles, used.coarse, used.fine, start, stop, q, out,
             )  # fmt: skip
 
     @property
@@ -164,11 +164,14 @@ class Coder:
         is_whole = 2 * self._scan_pairs == self._layout.head_dim or self._tables is None
         return (id(self._layout), id(self._tables)) if is_whole else None
 
-    def batch_centroids(self, codebook: Codebook) -> tuple[int, int]:
-        """Return address and number of the centroids of one sub-space and KV head, as `scan_batch` reads them."""
+    def batch_centroids(self, codebook: Codebook) -> tuple[int, int, int]:
+        """Return address and number of the centroids of one sub-space and KV head, as `scan_batch` reads them.
+
+        And the address of their units, where they are `ShortCentroids`.
+        """
         if self._tables is None:
-            return codebook.laid.ctypes.data, codebook.laid.shape[3]
-        return codebook.centroids.ctypes.data, codebook.k
+            return codebook.laid.ctypes.data, codebook.laid.shape[3], 0
+        return codebook.short.table.ctypes.data, codebook.k, codebook.short.units.ctypes.data
 
     def scan_batch(self, lines: IntArray, q: FloatArray, out: FloatArray, workspace: Workspace) -> None:
         """Write the scores of several indexes whose coders have this one's `batch_key`.
@@ -182,7 +185,7 @@ class Coder:
             run_parallel(raw, lines, self._order, q, workspace.buffer("batch products", shape, np.float32), out)
         else:
             sizes = layout.sub_dim // 2, layout.m, scan_width(q.shape[2]), layout.bits, layout.per_word
-            shared = self._order, tables.angles, tables.scan_coarse, tables.scan
+            shared = np.float32(tables.gain), self._order, tables.angles, tables.scan_coarse, tables.scan
             run_parallel(rope_batch_scan(*sizes), lines, *shared, q, out)
 
     def _energy(self, codebook: Codebook) -> FloatArray:

@@ -19,18 +19,20 @@ from kvstore.index.phases import RopeTables
 from kvstore.index.threads import run_parallel
 from kvstore.index.workspace import Workspace
 
+ShortArray = npt.NDArray[np.int16]
+
 
 class ScanTables(NamedTuple):
     """What a scan before RoPE needs besides codes and queries; see `rope_scan`."""
 
-    centroids: FloatArray
+    centroids: ShortArray
     order: IntArray
     angles: npt.NDArray[np.float64]
     coarse: FloatArray
-    fine: FloatArray
+    fine: ShortArray
 
 
-def all_pairs(centroids: FloatArray, order: IntArray, tables: RopeTables) -> ScanTables:
+def all_pairs(centroids: ShortArray, order: IntArray, tables: RopeTables) -> ScanTables:
     """Return the tables of a scan of every pair, shared by all heads; nothing is copied."""
     return ScanTables(centroids, order[None], tables.angles[None], tables.scan_coarse[None], tables.scan[None])
 
@@ -44,11 +46,11 @@ def best_pairs(whole: ScanTables, energy: FloatArray, q: FloatArray, n_keep: int
     heads, m, k, _ = whole.centroids.shape
     width, lines = m * n_keep, whole.fine.shape[2]
     cut = ScanTables(
-        workspace.buffer("centroids", (heads, m, k, 2 * n_keep), np.float32),
+        workspace.buffer("centroids", (heads, m, k, 2 * n_keep), np.int16),
         workspace.buffer("order", (heads, 2 * width), np.int64),
         workspace.buffer("angles", (heads, width), np.float64),
         workspace.buffer("coarse", (heads, 2, whole.coarse.shape[2], width), np.float32),
-        workspace.buffer("fine", (heads, 2, lines, width), np.float32),
+        workspace.buffer("fine", (heads, 2, lines, width), np.int16),
     )
     run_parallel(_cut_heads, *whole, energy, q, *cut)
     return cut

@@ -1,113 +1,126 @@
-"""Inner products of coded keys with queries, RoPE's turn included, as vector code."""
+"""Inner products of coded keys with queries, RoPE's turn included, as vector code on int16.
+
+A product of a centroid and a turn keeps its upper bits, products with the query are added in int32; how large the
+numbers may be, so that no sum overflows, `short_codes` says.
+"""
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
-from numba.core import types
+from numba.core import cgutils, types
 
 from kvstore.index.loads import intrinsic
+from kvstore.index.short_codes import MOST_VECTORS
+from kvstore.index.short_vectors import (
+    add_products,
+    load_shorts,
+    multiply_high,
+    short_lanes,
+    store_rounded,
+)
 from kvstore.index.vectors import (
     FLOAT,
-    I8,
+    FLOAT_BYTES,
+    I16,
+    I32,
     I64,
+    fold_heads,
     host_lanes,
+    indexes,
     join,
     load_lanes,
     multiply_add,
     pointer_at,
+    splat,
     store_lanes,
-    sum_four,
+    sum_folded,
     vector,
+    zeros,
 )
 
 ROWS = 4
-"""Rows a call scores: the query's numbers are loaded once for all of them."""
+"""Rows that are scored together."""
 
 
 @functools.cache
-def turned_dot(n_pairs: int, m: int, width: int) -> Any:
-    """Return an intrinsic for 4 rows at consecutive positions and `width` query heads, straight-line code.
+def turned_dots(n_pairs: int, m: int, width: int) -> Any:
+    """Return an intrinsic for fours of rows at consecutive positions and `width` query heads.
 
-    `dot(parts, cosines, sines, query, out, stride_bytes)`, all int64 addresses of float32 but the first:
-    parts: int64 [4, m], address of each row's centroid in each sub-space: n_pairs real parts, then imaginary.
-    cosines, sines: [4, m * n_pairs], the turn of each row. query: [width, 2, m * n_pairs], real, imaginary.
-    out: line g, `stride_bytes` after line g - 1, gets 4 numbers: the sum over pairs of
-    Re(conj(q_i) c_i (cos_i + 1j sin_i)).
+    `dots(parts, n, centroids, units, cosines, sines, query, scales, out, stride_bytes)`, all int64, all but n and
+    stride_bytes addresses:
+    parts: int64 [4 n, m], which centroid each row has in each sub-space, of centroids int16 [m * k, 2 * n_pairs], real
+    parts first, and units float32 [m * k]. cosines, sines: int16 [4 n, m * n_pairs], the turn of each row. query: int16
+    [width, 2, m * n_pairs], real, imaginary. scales: float32 [width].
+    out: float32; line g, `stride_bytes` after line g - 1, gets 4 n numbers: scales[g] times the sum over pairs of
+    unit * Re(conj(q_i) c_i (cos_i + 1j sin_i)) / 2**15.
     """
 
     @intrinsic
-    def dot(typing_context: Any, parts: Any, cosines: Any, sines: Any, query: Any, out: Any, stride: Any) -> Any:
-        """Say the types of a call, and how it is compiled."""
-
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            """Write the LLVM code of a call."""
-            parts, *rest = arguments
-            rows = [_listed_pointers(builder, parts, r, m) for r in range(ROWS)]
-            _score_rows(builder, rows, (n_pairs, m, width), *rest)
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * 6), generate
-
-    return dot
-
-
-@functools.cache
-def turned_dot_of_bytes(n_pairs: int, m: int, width: int) -> Any:
-    """Return the intrinsic of `turned_dot` for rows whose codes are a byte each, which spares the list of addresses.
-
-    `dot(codes, centroids, k, cosines, sines, query, out, stride_bytes)`: codes: address of uint8 [4, m]; centroids:
-    address of float32 [m, k, 2 * n_pairs]; k: an int64; the rest as in `turned_dot`.
-    """
-
-    @intrinsic
-    def dot(
-        typing_context: Any, codes: Any, centroids: Any, k: Any, cosines: Any, sines: Any, query: Any, out: Any,
-        stride: Any,
+    def dots(
+        typing_context: Any, parts: Any, n: Any, centroids: Any, units: Any, cosines: Any, sines: Any, query: Any,
+        scales: Any, out: Any, stride: Any,
     ) -> Any:  # fmt: skip
         """Say the types of a call, and how it is compiled."""
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             """Write the LLVM code of a call."""
-            codes, centroids, k, *rest = arguments
-            rows = [_coded_pointers(builder, codes, centroids, k, (r, m, n_pairs)) for r in range(ROWS)]
-            _score_rows(builder, rows, (n_pairs, m, width), *rest)
+            parts, n, centroids, units, *turns, query, scales, out, stride = arguments
+            vectors = [span for spans in _exact_sums(n_pairs, m) for span in spans]
+            heads = {span: _load_heads(builder, query, m * n_pairs, width, span) for span in vectors}
+            factors = [
+                splat(builder, builder.load(pointer_at(builder, scales, g), align=4), ROWS) for g in range(width)
+            ]
+            with cgutils.for_range(builder, n, intp=I64) as loop:
+                first = builder.mul(loop.index, ir.Constant(I64, ROWS))
+                rows = [builder.add(first, ir.Constant(I64, r)) for r in range(ROWS)]
+                places = [_row(builder, x, (n_pairs, m), parts, centroids, units, *turns) for x in rows]
+                sums = [_score_row(builder, place, n_pairs, heads) for place in places]
+                line = builder.add(out, builder.mul(first, ir.Constant(I64, FLOAT_BYTES)))
+                for total, factor in zip(sum_folded(builder, sums, width), factors, strict=True):
+                    pointer = builder.inttoptr(line, vector(ROWS).as_pointer())
+                    builder.store(builder.fmul(total, factor), pointer, align=4)
+                    line = builder.add(line, stride)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 8), generate
+        return types.void(*[types.int64] * 10), generate
 
-    return dot
+    return dots
 
 
 @functools.cache
-def turned_back(pairs: int) -> Any:
+def turned_back(pairs: int, short: bool) -> Any:
     """Return an intrinsic that turns one query head back by a phase, straight-line code.
 
-    `turn(real, imaginary, cosines, sines, out)`, all int64 addresses of float32: [pairs] each, out [2, pairs]:
-    (real + 1j imaginary) times the conjugate of (cosines + 1j sines). A loop over so few numbers costs more to set up
-    than to run.
+    `turn(head, cosines, sines, out)`, all int64 addresses: head float32 [2, pairs], real, imaginary; cosines and sines
+    float32 [pairs]; out [2, pairs], int16 if `short`, rounded, else float32: the head times the conjugate of the phase.
+    A loop over so few numbers costs more to set up than to run.
     """
     lanes = host_lanes()
 
     @intrinsic
-    def turn(typing_context: Any, real: Any, imaginary: Any, cosines: Any, sines: Any, out: Any) -> Any:
+    def turn(typing_context: Any, head: Any, cosines: Any, sines: Any, out: Any) -> Any:
         """Say the types of a call, and how it is compiled."""
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             """Write the LLVM code of a call."""
-            *sources, out = arguments
+            head, *phase, out = arguments
+            sources = (head, builder.add(head, ir.Constant(I64, FLOAT_BYTES * pairs)), *phase)
             for low in range(0, pairs, lanes):
                 n = min(lanes, pairs - low)
-                x, y, c, s = (_load(builder, source, 0, (low, n, lanes)) for source in sources)
+                x, y, c, s = (
+                    join(builder, [(load_lanes(builder, pointer_at(builder, source, low), n), n)], lanes)
+                    for source in sources
+                )
                 minus = builder.fsub(ir.Constant(vector(lanes), [-0.0] * lanes), x)
                 for half, (u, v) in enumerate(((x, y), (y, minus))):
-                    place = pointer_at(builder, out, half * pairs + low)
-                    store_lanes(builder, _sum_of_products(builder, u, c, v, s), place, n)
+                    store = store_rounded if short else store_lanes
+                    store(builder, _sum_of_products(builder, u, c, v, s), out, half * pairs + low, n)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 5), generate
+        return types.void(*[types.int64] * 4), generate
 
     return turn
 
@@ -117,75 +130,110 @@ def _sum_of_products(builder: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
     return multiply_add(builder, a, b, builder.fmul(c, d, flags=["contract"]))
 
 
-def _score_rows(
-    builder: Any, rows: list[list[Any]], sizes: tuple[int, int, int], cosines: Any, sines: Any, query: Any, out: Any,
-    stride: Any,
-) -> None:  # fmt: skip
-    """Score 4 rows; rows[r][j] points to the centroid of row r in sub-space j."""
-    n_pairs, m, width = sizes
-    lanes, pairs = host_lanes(), m * n_pairs
-    sums = [[ir.Constant(vector(lanes), [0.0] * lanes) for _ in range(ROWS)] for _ in range(width)]
-    for low in range(0, pairs, lanes):
-        span = (low, min(lanes, pairs - low), lanes)
-        heads = [[_load(builder, query, (2 * g + half) * pairs, span) for half in (0, 1)] for g in range(width)]
-        for r in range(ROWS):
-            c, s = _load(builder, cosines, r * pairs, span), _load(builder, sines, r * pairs, span)
-            x, y = (_gather(builder, rows[r], n_pairs, half * n_pairs, span) for half in (0, 1))
+class _Row(NamedTuple):
+    """Pointers to the centroids of a row in each sub-space, their units, pointers to its cosines and sines."""
+
+    centroids: list[Any]
+    units: list[Any]
+    cosines: Any
+    sines: Any
+
+
+def _row(
+    builder: Any, number: Any, sizes: tuple[int, int], parts: Any, centroids: Any, units: Any, cosines: Any, sines: Any
+) -> _Row:
+    """Find what belongs to a row."""
+    n_pairs, m = sizes
+    line = _gep(builder, parts, I64, builder.mul(number, ir.Constant(I64, m)))
+    own = [builder.load(builder.gep(line, [ir.Constant(I64, j)])) for j in range(m)]
+    turn = builder.mul(number, ir.Constant(I64, m * n_pairs))
+    return _Row(
+        [_gep(builder, centroids, I16, builder.mul(x, ir.Constant(I64, 2 * n_pairs))) for x in own],
+        [builder.load(_gep(builder, units, FLOAT, x), align=FLOAT_BYTES) for x in own],
+        _gep(builder, cosines, I16, turn),
+        _gep(builder, sines, I16, turn),
+    )
+
+
+def _score_row(builder: Any, row: _Row, n_pairs: int, heads: dict[tuple[int, int], list[Any]]) -> Any:
+    """Return the sums of a row with all query heads, folded into one vector of float32."""
+    m, lanes, width = len(row.units), short_lanes(), len(next(iter(heads.values())))
+    sums = [zeros(FLOAT, lanes // 2)] * width
+    for spans in _exact_sums(n_pairs, m):
+        totals = [zeros(I32, lanes // 2)] * width
+        for low, n in spans:
+            c, s = (_load(builder, table, low, n) for table in (row.cosines, row.sines))
+            x, y = (_gather(builder, row.centroids, n_pairs, half * n_pairs, low, n) for half in (0, 1))
             real, imaginary = _turn(builder, x, y, c, s)
-            for g, (a, b) in enumerate(heads):
-                sums[g][r] = multiply_add(builder, b, imaginary, multiply_add(builder, a, real, sums[g][r]))
-    _store_sums(builder, sums, out, stride, lanes)
+            for g, (a, b) in enumerate(heads[low, n]):
+                totals[g] = add_products(builder, b, imaginary, add_products(builder, a, real, totals[g]))
+        factors = _units_of_lanes(builder, row.units, n_pairs, *spans[0]) if m > 1 else None
+        sums = [_add_scaled(builder, *pair, factors) for pair in zip(sums, totals, strict=True)]
+    whole = fold_heads(builder, sums)
+    return whole if m > 1 else builder.fmul(whole, splat(builder, row.units[0], lanes // 2))
+
+
+def _exact_sums(n_pairs: int, m: int) -> list[list[tuple[int, int]]]:
+    """Cut the pairs into vectors, (low, n) of each, listed by the int32 sums that they go into.
+
+    A lane adds two neighbours, so those must be of one sub-space; `MOST_VECTORS` fit into a sum, but of one unit only.
+    """
+    lanes = short_lanes()
+    parts = [n_pairs] * m if n_pairs % 2 else [n_pairs * m]
+    spans = [
+        (j * n_pairs + low, min(lanes, part - low)) for j, part in enumerate(parts) for low in range(0, part, lanes)
+    ]
+    step = MOST_VECTORS if m == 1 else 1
+    return [spans[i : i + step] for i in range(0, len(spans), step)]
+
+
+def _units_of_lanes(builder: Any, own: list[Any], n_pairs: int, low: int, n: int) -> Any:
+    """The units of the sub-spaces that the pairs of a vector are of, two pairs a lane."""
+    lanes = host_lanes()
+    of_lanes = [min(low + 2 * i, low + n - 1) // n_pairs for i in range(lanes)]
+    factors = splat(builder, own[of_lanes[0]], lanes)
+    for j in sorted(set(of_lanes))[1:]:
+        take = [lanes + i if part == j else i for i, part in enumerate(of_lanes)]
+        factors = builder.shuffle_vector(factors, splat(builder, own[j], lanes), indexes(take))
+    return factors
+
+
+def _add_scaled(builder: Any, start: Any, total: Any, factors: Any) -> Any:
+    """start + total, as float32, times the factors if there are any."""
+    moved = builder.sitofp(total, start.type)
+    return builder.fadd(start, moved) if factors is None else multiply_add(builder, moved, factors, start)
 
 
 def _turn(builder: Any, x: Any, y: Any, c: Any, s: Any) -> tuple[Any, Any]:
-    """(x + 1j y) (c + 1j s)."""
-    fused = ["contract"]
-    real = builder.fsub(builder.fmul(x, c, flags=fused), builder.fmul(y, s, flags=fused), flags=fused)
-    return real, multiply_add(builder, x, s, builder.fmul(y, c, flags=fused))
+    """(x + 1j y) (c + 1j s) / 2**15."""
+    real = builder.sub(multiply_high(builder, x, c), multiply_high(builder, y, s))
+    return real, builder.add(multiply_high(builder, x, s), multiply_high(builder, y, c))
 
 
-def _store_sums(builder: Any, sums: list[list[Any]], out: Any, stride: Any, lanes: int) -> None:
-    """Store the sum over lanes of each of 4 rows, a line a query head."""
-    for g, four in enumerate(sums):
-        place = builder.add(out, builder.mul(stride, ir.Constant(I64, g)))
-        pointer = builder.inttoptr(place, vector(ROWS).as_pointer())
-        builder.store(sum_four(builder, four, lanes), pointer, align=4)
+def _load_heads(builder: Any, query: Any, pairs: int, width: int, span: tuple[int, int]) -> list[tuple[Any, Any]]:
+    """Load real and imaginary parts of a vector of pairs, of each query head."""
+    lines = [pointer_at(builder, query, line * pairs, I16) for line in range(2 * width)]
+    parts = [_load(builder, line, *span) for line in lines]
+    return list(zip(parts[::2], parts[1::2], strict=True))
 
 
-def _listed_pointers(builder: Any, parts: Any, row: int, m: int) -> list[Any]:
-    """Load the addresses of a row's centroids."""
-    table = builder.inttoptr(parts, I64.as_pointer())
-    places = [builder.load(builder.gep(table, [ir.Constant(I64, row * m + j)])) for j in range(m)]
-    return [builder.inttoptr(place, FLOAT.as_pointer()) for place in places]
+def _gep(builder: Any, address: Any, element: Any, index: Any) -> Any:
+    """Pointer to a number of a table at an int64 address."""
+    return builder.gep(builder.inttoptr(address, element.as_pointer()), [index])
 
 
-def _coded_pointers(builder: Any, codes: Any, centroids: Any, k: Any, place: tuple[int, int, int]) -> list[Any]:
-    """Compute the addresses of a row's centroids from its codes; place = (row, m, n_pairs)."""
-    row, m, n_pairs = place
-    table = builder.inttoptr(codes, I8.as_pointer())
-    base = builder.inttoptr(centroids, FLOAT.as_pointer())
-    found = []
-    for j in range(m):
-        code = builder.zext(builder.load(builder.gep(table, [ir.Constant(I64, row * m + j)])), I64)
-        line = builder.add(code, builder.mul(k, ir.Constant(I64, j)))
-        found.append(builder.gep(base, [builder.mul(line, ir.Constant(I64, 2 * n_pairs))]))
-    return found
+def _load(builder: Any, pointer: Any, low: int, n: int) -> Any:
+    """Load n int16, the first `low` behind a pointer; lanes left over are zero."""
+    return join(builder, [(load_shorts(builder, builder.gep(pointer, [ir.Constant(I64, low)]), n), n)], short_lanes())
 
 
-def _load(builder: Any, address: Any, offset: int, span: tuple[int, int, int]) -> Any:
-    """Load n numbers, the first `low` behind `offset`, for span = (low, n, lanes); lanes left over are zero."""
-    low, n, lanes = span
-    return join(builder, [(load_lanes(builder, pointer_at(builder, address, offset + low), n), n)], lanes)
-
-
-def _gather(builder: Any, sources: list[Any], n_pairs: int, shift: int, span: tuple[int, int, int]) -> Any:
+def _gather(builder: Any, sources: list[Any], n_pairs: int, shift: int, low: int, n: int) -> Any:
     """Load pairs [low, low + n) of a row from the centroids that hold them, `shift` numbers into each."""
-    low, n, lanes = span
     parts = []
     while n > 0:
         j, i = divmod(low, n_pairs)
         length = min(n, n_pairs - i)
         pointer = builder.gep(sources[j], [ir.Constant(I64, shift + i)])
-        parts.append((load_lanes(builder, pointer, length), length))
+        parts.append((load_shorts(builder, pointer, length), length))
         low, n = low + length, n - length
-    return join(builder, parts, lanes)
+    return join(builder, parts, short_lanes())

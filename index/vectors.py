@@ -10,14 +10,20 @@ from typing import Any
 
 from llvmlite import ir
 
-I8, I32, I64, FLOAT = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
+I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+FLOAT, FLOAT_BYTES = ir.FloatType(), 4
 
 
 def host_lanes() -> int:
     """Return how many float32 a kernel should keep in one value: 16 with AVX-512, else 8."""
+    return 16 if host_has("avx512f") else 8
+
+
+def host_has(feature: str) -> bool:
+    """Return whether this machine's processor has a feature, by LLVM's name."""
     from llvmlite.binding import get_host_cpu_features
 
-    return 16 if get_host_cpu_features().get("avx512f") else 8
+    return bool(get_host_cpu_features().get(feature))
 
 
 def vector(lanes: int) -> Any:
@@ -25,14 +31,19 @@ def vector(lanes: int) -> Any:
     return ir.VectorType(FLOAT, lanes)
 
 
+def zeros(element: Any, lanes: int) -> Any:
+    """Constant vector of zeros."""
+    return ir.Constant(ir.VectorType(element, lanes), [0.0 if element == FLOAT else 0] * lanes)
+
+
 def indexes(numbers: list[int]) -> Any:
     """Constant vector of int32, for shuffles."""
     return ir.Constant(ir.VectorType(I32, len(numbers)), numbers)
 
 
-def pointer_at(builder: Any, address: Any, offset: int = 0) -> Any:
-    """Pointer to the float32 number `offset` behind an int64 address."""
-    pointer = builder.inttoptr(address, FLOAT.as_pointer())
+def pointer_at(builder: Any, address: Any, offset: int = 0, element: Any = FLOAT) -> Any:
+    """Pointer to the number `offset` behind an int64 address."""
+    pointer = builder.inttoptr(address, element.as_pointer())
     return builder.gep(pointer, [ir.Constant(I64, offset)]) if offset else pointer
 
 
@@ -41,12 +52,12 @@ def load_lanes(builder: Any, pointer: Any, lanes: int) -> Any:
     return builder.load(builder.bitcast(pointer, vector(lanes).as_pointer()), align=4)
 
 
-def store_lanes(builder: Any, value: Any, pointer: Any, lanes: int) -> None:
-    """Store the first `lanes` float32 of a vector at an address that is a multiple of 4."""
-    if lanes < value.type.count:
-        undefined = ir.Constant(value.type, ir.Undefined)
-        value = builder.shuffle_vector(value, undefined, indexes(list(range(lanes))))
-    builder.store(value, builder.bitcast(pointer, vector(lanes).as_pointer()), align=4)
+def store_lanes(builder: Any, value: Any, address: Any, offset: int, n: int) -> None:
+    """Store the first n numbers of a vector of float32, `offset` numbers behind an int64 address."""
+    if n < value.type.count:
+        value = builder.shuffle_vector(value, value, indexes(list(range(n))))
+    pointer = builder.bitcast(pointer_at(builder, address, offset), vector(n).as_pointer())
+    builder.store(value, pointer, align=FLOAT_BYTES)
 
 
 def splat(builder: Any, scalar: Any, lanes: int) -> Any:
@@ -59,9 +70,9 @@ def splat(builder: Any, scalar: Any, lanes: int) -> Any:
 
 def join(builder: Any, parts: list[tuple[Any, int]], lanes: int) -> Any:
     """Put vectors of the given lengths side by side; lanes left over are zero."""
-    whole, filled = ir.Constant(vector(lanes), [0.0] * lanes), 0
+    whole, filled = zeros(parts[0][0].type.element, lanes), 0
     for part, length in parts:
-        undefined = ir.Constant(vector(length), ir.Undefined)
+        undefined = ir.Constant(part.type, ir.Undefined)
         wide = part
         if length < lanes:
             wide = builder.shuffle_vector(part, undefined, indexes([i % length for i in range(lanes)]))
@@ -83,13 +94,35 @@ def sum_four(builder: Any, four: list[Any], lanes: int) -> Any:
 
     Two vectors are folded into one until all four share one; that takes half the shuffles of four reductions.
     """
-    a, b = _fold_two(builder, four[0], four[1], lanes), _fold_two(builder, four[2], four[3], lanes)
-    both, width = _fold_two(builder, a, b, lanes, lanes // 2), lanes // 4
-    while width > 1:
+    return sum_folded(builder, four, 1)[0]
+
+
+def fold_heads(builder: Any, sums: list[Any]) -> Any:
+    """Fold vectors, at most four, into one of as many lanes that has a part for each, side by side."""
+    lanes = sums[0].type.count
+    missing = {3: 1}.get(len(sums), 0)
+    width = lanes
+    parts = [*sums, *[zeros(FLOAT, lanes)] * missing]
+    while len(parts) > 1:
+        parts = [_fold_two(builder, x, y, lanes, width) for x, y in zip(parts[::2], parts[1::2], strict=True)]
         width //= 2
-        turned = [i ^ width for i in range(lanes)]
-        both = builder.fadd(both, builder.shuffle_vector(both, both, indexes(turned)))
-    return builder.shuffle_vector(both, both, indexes([i * lanes // 4 for i in range(4)]))
+    return parts[0]
+
+
+def sum_folded(builder: Any, rows: list[Any], n_parts: int) -> list[Any]:
+    """Sums over the lanes of each part of four vectors that `fold_heads` made: a vector of 4 for each of n_parts."""
+    lanes = rows[0].type.count
+    slots = {3: 4}.get(n_parts, n_parts)
+    width = lanes // slots
+    a, b = (_fold_two(builder, x, y, lanes, width) for x, y in (rows[:2], rows[2:]))
+    if width > 2:
+        a = b = _fold_two(builder, a, b, lanes, width // 2)
+    width = max(1, width // 4)
+    left = width
+    while left > 1:
+        left //= 2
+        a = b = builder.fadd(a, builder.shuffle_vector(a, a, indexes([i ^ left for i in range(lanes)])))
+    return [builder.shuffle_vector(a, b, indexes([(slots * r + g) * width for r in range(4)])) for g in range(n_parts)]
 
 
 def _fold_two(builder: Any, x: Any, y: Any, lanes: int, width: int | None = None) -> Any:

@@ -14,6 +14,12 @@ def inner_products(q: Any, keys: Any) -> Any:
     return np.asarray(q, np.float64) @ np.swapaxes(np.asarray(keys, np.float64), 1, 2)
 
 
+def largest_product(q: Any, keys: Any) -> float:
+    """|q| |key| of the longest query head and key: what the 16 bits of a scan before RoPE are a fraction of."""
+    lengths = [np.sqrt(np.square(np.asarray(x, np.float64)).sum(-1).max()) for x in (q, keys)]
+    return float(lengths[0] * lengths[1])
+
+
 def log_sum_exp(x: Any) -> Any:
     """Over the last axis."""
     top = x.max(-1, keepdims=True)

@@ -28,7 +28,7 @@ def unrotated(keys: Any, positions: Any, rope: RopeSpec) -> Any:
 
 
 @every_rope
-@pytest.mark.parametrize("position", [0, 63, 4090, 1_000_000])
+@pytest.mark.parametrize("position", [0, 63, 127, 4090, 16_380, 1_000_000])
 def test_unrotated_keys_are_the_originals(rope: RopeSpec, position: int) -> None:
     before, positions = normal(80, 16), np.arange(position, position + 80)
     stored = rotate(before, positions, rope).astype(np.float32)
@@ -68,7 +68,7 @@ def test_scores_at_other_positions_are_those_of_turned_keys(rope: RopeSpec) -> N
 
 def test_runs_of_positions() -> None:
     rope = ROPES["half"]
-    positions = np.concatenate([np.arange(10, 80), np.arange(500, 620), [7, 7, 6, 5], np.arange(4000, 4200)])
+    positions = np.concatenate([np.arange(10, 80), np.arange(500, 620), [7, 7, 6, 5], np.arange(16_300, 16_500)])
     keys = normal(2, len(positions), 16)
     index = build(keys, positions, m=1, bits=8, rope=rope)
     assert len(index._runs.offsets) == 7
