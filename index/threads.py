@@ -14,7 +14,7 @@ import numba
 
 from kvstore.errors import ForkedStoreError
 
-_WAKE_NS = 150_000.0
+_WAKE_NS = 40_000.0
 """Work worth dividing: waking a sleeping thread takes 10 to 100 microseconds."""
 
 
