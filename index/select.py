@@ -1,8 +1,9 @@
 """The k largest of a vector of scores, without a heap and without a sort.
 
-A threshold that should keep a little more than k is read from a sample; one pass without branches collects
-what reaches it; an exact quickselect on what was collected gives the k-th largest value; a last pass keeps
-what is above that value and, of what equals it, the lowest rows. Rows come out ascending because nothing moved.
+Two values between which the k-th largest should lie are read from a sample. One pass without branches collects what
+reaches the lower one; of that, what does not exceed the upper one, a few percent, goes through an exact quickselect; a
+last pass keeps what is above the k-th value and, of what equals it, the lowest rows. Rows come out ascending because
+nothing moved.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import numpy as np
 from kvstore.index.jit import jit
 
 # NumPy scalars, not Python's: Numba compiles a callee anew for each literal it is called with.
-_SAMPLE = np.int64(512)
+_FEWEST, _MOST = np.int64(512), np.int64(2048)
+"""Bounds of the sample: a sixteenth of the scores between them; fewer than four samples are all looked at."""
 _ABOVE, _AT_LEAST = np.bool_(False), np.bool_(True)
-_SURPLUS = 1.15  # how many times k the threshold aims to keep
+_SPREADS = 3.0  # standard deviations of a sample's rank on either side
 
 
 @jit
@@ -34,18 +36,26 @@ def select_top_k(scores: Any, k: Any, places: Any, values: Any, rows: Any, picke
             rows[i] = i
             picked[i] = scores[i]
         return n
-    count = _collect_above(scores, _sampled_threshold(scores, k, values), places)
+    low, high = _bracket(scores, k, values)
+    count = _collect_above(scores, low, places)
     if count < k:  # the sample misled
         count = _collect_above(scores, np.float32(-np.inf), places)
     if count < k:  # NaN among the scores
         count = n
         for i in range(n):
             places[i] = i
-    for i in range(count):
-        x = scores[places[i]]
-        values[i] = x if x == x else np.float32(-np.inf)
-    kth = quickselect(values, count, k)
-    return _keep(scores, places, count, kth, k, rows, picked)
+    inside = _collect_values(scores, places, count, high, values)
+    if count - inside >= k:  # it misled at the other end
+        inside = _collect_values(scores, places, count, np.float32(np.inf), values)
+    above = count - inside
+    kth = quickselect(values, inside, k - above)
+    equal = 0
+    for i in range(inside):
+        above += 1 if values[i] > kth else 0
+        equal += 1 if values[i] == kth else 0
+    if above + equal == k:
+        return _keep_from(scores, places, count, kth, k, rows, picked)
+    return _keep(scores, places, count, kth, k, k - above, rows, picked)
 
 
 @jit
@@ -101,19 +111,22 @@ def _median(a: Any, b: Any, c: Any) -> Any:
 
 
 @jit
-def _sampled_threshold(scores: Any, k: Any, values: Any) -> Any:
-    """Return a value that about `_SURPLUS * k` scores should reach, from a strided sample."""
+def _bracket(scores: Any, k: Any, values: Any) -> Any:
+    """Return two values between which the k-th largest score should lie, from a strided sample."""
     n = scores.shape[0]
-    if n < 4 * _SAMPLE:
-        return np.float32(-np.inf)
-    stride = n // _SAMPLE
-    for i in range(_SAMPLE):
+    size = min(max(n // 16, _FEWEST), _MOST)
+    if n < 4 * size:
+        return np.float32(-np.inf), np.float32(np.inf)
+    stride = n // size
+    for i in range(size):
         x = scores[i * stride + (i * 7919) % stride]  # a jitter, against patterns that repeat with the stride
         values[i] = x if x == x else np.float32(-np.inf)
     share = k / n
-    spread = 3.0 * np.sqrt(_SAMPLE * share * (1.0 - share))  # three standard deviations of the sample's rank
-    rank = int(_SAMPLE * share * _SURPLUS + 0.4 * spread) + 4
-    return quickselect(values, _SAMPLE, min(rank, _SAMPLE))
+    spread = _SPREADS * np.sqrt(size * share * (1.0 - share))
+    last = min(int(size * share + spread) + 4, size)
+    low = quickselect(values, size, last)
+    first = int(size * share - spread) - 4
+    return low, quickselect(values, last, first) if first > 0 else np.float32(np.inf)
 
 
 @jit
@@ -127,12 +140,32 @@ def _collect_above(scores: Any, threshold: Any, places: Any) -> Any:
 
 
 @jit
-def _keep(scores: Any, places: Any, count: Any, kth: Any, k: Any, rows: Any, picked: Any) -> Any:
-    """Keep the places above the k-th value, and of those that equal it the first ones, k in all."""
-    above = 0
+def _collect_values(scores: Any, places: Any, count: Any, high: Any, values: Any) -> Any:
+    """Write the scores at places that do not exceed `high`, NaN as -inf; return how many."""
+    inside = 0
     for i in range(count):
-        above += 1 if scores[places[i]] > kth else 0
-    ties = k - above
+        x = scores[places[i]]
+        values[inside] = x if x == x else np.float32(-np.inf)
+        inside += 0 if x > high else 1
+    return inside
+
+
+@jit
+def _keep_from(scores: Any, places: Any, count: Any, kth: Any, k: Any, rows: Any, picked: Any) -> Any:
+    """Keep the places that reach the k-th value where those are k; NaN counts as -inf."""
+    written = 0
+    for i in range(count):
+        x = scores[places[i]]
+        if written < k:
+            rows[written] = places[i]
+            picked[written] = x
+        written += 1 if (x >= kth or (x != x and kth == -np.inf)) else 0
+    return k
+
+
+@jit
+def _keep(scores: Any, places: Any, count: Any, kth: Any, k: Any, ties: Any, rows: Any, picked: Any) -> Any:
+    """Keep the places above the k-th value, and of those that equal it the first `ties`, k in all."""
     written = 0
     for i in range(count):
         x = scores[places[i]]

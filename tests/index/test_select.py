@@ -12,9 +12,10 @@ from tests.index.oracles import normal, top_rows
 def select(scores: Any, k: int) -> tuple[Any, Any]:
     scores = np.asarray(scores, np.float32)
     n, room = len(scores), max(min(k, len(scores)), 1)
-    rows, picked = np.full(room + 1, -7, np.int64), np.full(room + 1, -7, np.float32)
-    count = select_top_k(scores, k, np.empty(n + 1, np.int32), np.empty(max(n, 1), np.float32), rows[:-1], picked[:-1])
-    assert rows[-1] == picked[-1] == -7, "wrote behind the buffer"
+    rows, picked = np.full(room + 9, -7, np.int64), np.full(room + 9, -7, np.float32)
+    count = select_top_k(scores, k, np.empty(n + 1, np.int32), np.empty(max(n, 1), np.float32), rows, picked)
+    assert (rows[room:] == -7).all(), "wrote behind the rows asked for"
+    assert (picked[room:] == -7).all(), "wrote behind the rows asked for"
     return rows[:count], picked[:count]
 
 
@@ -55,11 +56,28 @@ def test_all_equal(value: float, n: int) -> None:
         assert_selects(np.full(n, value), k)
 
 
-def test_a_sample_that_misleads() -> None:
-    scores = np.zeros(64 * 512)
-    scores[:: len(scores) // 512] = 1.0  # the sample's stride sees the large ones more often than they are
-    for k in (10, 512, 513, 3000):
+@pytest.mark.parametrize("seen", [-100.0, 100.0])
+@pytest.mark.parametrize("n", [32_768, 40_000])
+def test_a_sample_that_misleads(n: int, seen: float) -> None:
+    """It sees none but the smallest, or none but the largest: the bracket lies far off, on either side."""
+    scores = normal(n)
+    size = min(max(n // 16, 512), 2048)
+    i, stride = np.arange(size), n // size
+    scores[i * stride + (i * 7919) % stride] += seen
+    for k in (1, 10, size - 1, size, size + 1, 3000, n // 2, n - size - 1, n - size, n - 5):
         assert_selects(scores, k)
+
+
+@given(st.integers(2048, 50_000), st.integers(0, 3), st.floats(0.0, 1.0), st.integers(0, 2**31))
+def test_brackets_of_many_scores(n: int, shape: int, share: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    data = [
+        lambda: rng.standard_normal(n),
+        lambda: np.exp(15 * rng.standard_normal(n)),
+        lambda: rng.integers(0, 40, n),
+        lambda: np.where(rng.random(n) < 0.3, np.nan, np.round(rng.standard_normal(n), 2)),
+    ][shape]()
+    assert_selects(data, 1 + int(share * n))
 
 
 def test_nan_counts_as_least() -> None:
