@@ -1,7 +1,7 @@
 """cos and sin of RoPE angles, cheaply and the same wherever a scan begins.
 
-A position is t = 16384 w + 128 u + v. exp(i theta t) is the product of exp(i theta 16384 w), computed once in 16384
-positions, and of two small tables, exp(i theta 128 u) and exp(i theta v). Products are float64, so the angle is
+A position is t = 65536 w + 256 u + v. exp(i theta t) is the product of exp(i theta 65536 w), computed once in 65536
+positions, and of two small tables, exp(i theta 256 u) and exp(i theta v). Products are float64, so the angle is
 as exact at a million as at one.
 """
 
@@ -19,7 +19,7 @@ from kvstore.index.jit import STRICT, jit
 from kvstore.index.rope import RopeSpec
 from kvstore.index.short_codes import short_turns
 
-BLOCK = 128
+BLOCK = 256
 """Positions for which a scan folds the query once: fewer and folding shows, more and their turns leave the cache."""
 SUPER = BLOCK * BLOCK
 
@@ -31,10 +31,10 @@ class RopeTables:
     Attributes:
         angles: float64 [n_pairs], radians a position; 0 for pairs behind the rotary dimensions.
         gains: float64 [n_pairs], the attention factor, 1 for pairs behind the rotary dimensions.
-        coarse: float64 [2, 128, n_pairs], cos and sin of 128 u angles.
-        fine: float64 [2, 128, n_pairs], cos and sin of v angles.
+        coarse: float64 [2, 256, n_pairs], cos and sin of 256 u angles.
+        fine: float64 [2, 256, n_pairs], cos and sin of v angles.
         scan_coarse: float32, `coarse` for a scan: rounded once, so that its error does not grow with the position.
-        scan: int16 [2, 131, n_pairs], `gains * fine` for the inner loop of a scan, which reads 4 rows at a time
+        scan: int16 [2, 259, n_pairs], `gains * fine` for the inner loop of a scan, which reads 4 rows at a time
             from any row on; see `short_codes`.
         gain: the largest of `gains`, which `scan` is divided by.
     """
@@ -50,7 +50,7 @@ class RopeTables:
 
 @functools.lru_cache(maxsize=64)
 def rope_tables(rope: RopeSpec, head_dim: int) -> RopeTables:
-    """Return the tables of a spec, n_pairs = head_dim / 2; 176 KiB at head_dim 64."""
+    """Return the tables of a spec, n_pairs = head_dim / 2; 352 KiB at head_dim 64."""
     still = head_dim // 2 - len(rope.inv_freq)
     angles = np.array([*rope.inv_freq, *[0.0] * still], np.float64)
     gains = np.array([rope.attention_factor] * len(rope.inv_freq) + [1.0] * still, np.float64)
@@ -64,7 +64,7 @@ def rope_tables(rope: RopeSpec, head_dim: int) -> RopeTables:
 
 @jit(fastmath=STRICT)
 def super_phase(block: Any, angles: Any, phase: Any) -> Any:
-    """Write cos and sin of the angles at the first position of the 16384 that hold block `block` of 128."""
+    """Write cos and sin of the angles at the first position of the 65536 that hold block `block` of 256."""
     start = np.float64((block // BLOCK) * SUPER)
     for i in range(angles.shape[0]):
         phase[0, i] = np.cos(angles[i] * start)
@@ -73,7 +73,7 @@ def super_phase(block: Any, angles: Any, phase: Any) -> Any:
 
 @jit(fastmath=STRICT)
 def block_phase(block: Any, large: Any, coarse: Any, phase: Any) -> Any:
-    """Write cos and sin at the first position of block `block`, given those of its 16384 in `large`."""
+    """Write cos and sin at the first position of block `block`, given those of its 65536 in `large`."""
     u = block - (block // BLOCK) * BLOCK
     for i in range(large.shape[1]):
         c, s = coarse[0, u, i], coarse[1, u, i]

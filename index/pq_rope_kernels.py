@@ -1,8 +1,8 @@
 """Scores of keys that were coded before RoPE.
 
 With pairs as complex numbers the score of a key with code c at position t is
-sum over pairs i of Re(conj(q_i) c_i exp(1j angle_i t)). In a block of 128 positions, t = 128 u + v, the part
-exp(1j angle_i 128 u) is folded into the query; what is left, exp(1j angle_i v), is a small table. The centroid is
+sum over pairs i of Re(conj(q_i) c_i exp(1j angle_i t)). In a block of 256 positions, t = 256 u + v, the part
+exp(1j angle_i 256 u) is folded into the query; what is left, exp(1j angle_i v), is a small table. The centroid is
 turned by it once and meets all query heads of the group. Both and the folded query are int16: see `short_codes`.
 
 Tables and centroids may hold fewer pairs than the keys have, each KV head's own choice (`scan_subset`).
@@ -20,7 +20,7 @@ from kvstore.index.aligned import LINE_BYTES
 from kvstore.index.chunks import chunk_bounds, count_chunks
 from kvstore.index.jit import jit
 from kvstore.index.phases import BLOCK, super_phase
-from kvstore.index.short_codes import LARGEST_QUERY
+from kvstore.index.short_codes import LONGEST_PAIR, QUERY_NORM
 from kvstore.index.turned_dot import ROWS, turned_back, turned_dots
 
 FLOAT_BYTES, SHORT_BYTES = 4, 2
@@ -114,17 +114,19 @@ def _aligned_shorts(group: Any, pairs: Any) -> Any:
 def _arrange_query(q: Any, order: Any, n_pairs: Any, gain: Any, query: Any, scales: Any) -> Any:
     """Split queries float32 [group, head_dim] into real and imaginary parts, [group, 2, pairs], as pairs are arranged.
 
-    Each query head is scaled to `LARGEST_QUERY`; scales float32 [group], out: what turns its sums into scores.
+    Each query head is scaled as `short_codes` says; scales float32 [group], out: what turns its sums into scores.
     """
     for g in range(q.shape[0]):
-        longest = 0.0
+        longest = total = 0.0
         for p in range(query.shape[2]):
             j, i = divmod(p, n_pairs)
             place = 2 * j * n_pairs + i
             x, y = q[g, order[place]], q[g, order[place + n_pairs]]
             query[g, 0, p], query[g, 1, p] = x, y
-            longest = max(longest, np.float64(x) * x + np.float64(y) * y)
-        step = np.sqrt(longest) / LARGEST_QUERY
+            square = np.float64(x) * x + np.float64(y) * y
+            longest = max(longest, square)
+            total += square
+        step = max(np.sqrt(longest) / LONGEST_PAIR, np.sqrt(total) / QUERY_NORM)
         scales[g] = step * gain
         factor = 1.0 / step if step > 0.0 else 0.0
         for p in range(query.shape[2]):
@@ -167,7 +169,7 @@ def _block_scorer(n_pairs: int, m: int, width: int, bits: int, per_word: int) ->
 
     @jit
     def score_block(codes, row, stop, v, centroids, units, fine, query, scales, g, parts, spare, out):  # type: ignore[no-untyped-def]
-        """query is the folded one; parts int64 [>= 128, m] and spare [width, 4] are scratch."""
+        """query is the folded one; parts int64 [>= 256, m] and spare [width, 4] are scratch."""
         find_parts(codes, row, stop, centroids.shape[1], parts)
         base, own, heads = centroids.ctypes.data, units.ctypes.data, query.ctypes.data + g * query.strides[0]
         cosines, factors = fine.ctypes.data + v * pairs * SHORT_BYTES, scales.ctypes.data + g * FLOAT_BYTES

@@ -1,10 +1,10 @@
 """Centroids, turns and queries as int16, for scans before RoPE.
 
-A scan multiplies a centroid by a turn, keeps the upper 16 of 31 bits, multiplies by the query and adds in int32; every
-so many numbers the sum goes on in float32. Numbers are scaled as far up as nothing can overflow, whatever the phases: a
-pair, as a complex number, is at most `LONGEST_PAIR` long in a centroid, `LARGEST_TURN` in a turn and `LARGEST_QUERY` in
-a query. So the product of the three, real and imaginary part together, is below 2**30 once 15 bits are dropped, and the
-two pairs that a lane of a vector adds stay below 2**31 in each of `MOST_VECTORS` vectors.
+A scan multiplies a centroid by a turn, keeps the upper 16 of 31 bits, multiplies by the query and adds in int32. A sum
+of products is at most the product of the two norms (Cauchy and Schwarz), and turns change no norm, so `CENTROID_NORM`
+times `QUERY_NORM`, a little below 2**31, keeps every sum in range, whichever pairs it is over, at any phase; that
+sums on the way wrap round is harmless. A pair, as a complex number, is at most `LONGEST_PAIR` long besides, so that its
+parts fit into 16 bits at any phase. What roundings do to a score is a thousandth of what coding does.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import numpy.typing as npt
 
 from kvstore.index.aligned import aligned
 
+CENTROID_NORM = 63_000
+QUERY_NORM = 33_400
 LONGEST_PAIR = 32_000
 LARGEST_TURN = 32_767
-LARGEST_QUERY = 16_350
-MOST_VECTORS = 2
 
 
 class ShortCentroids(NamedTuple):
@@ -42,11 +42,12 @@ class ShortCentroids(NamedTuple):
 
 def short_centroids(centroids: npt.NDArray[np.float32]) -> ShortCentroids:
     """Return centroids float32 [n_kv_heads, m, k, 2 n_pairs], real parts first, as int16."""
-    first, second = np.split(centroids.astype(np.float64), 2, axis=-1)
-    longest = np.hypot(first, second).max(axis=-1)
-    longest[longest == 0] = 1.0
-    table = np.rint(centroids * (LONGEST_PAIR / longest)[..., None]).astype(np.int16)
-    return ShortCentroids(aligned(table), (longest * (2.0**15 / LONGEST_PAIR / LARGEST_TURN)).astype(np.float32))
+    exact = centroids.astype(np.float64)
+    longest = np.hypot(*np.split(exact, 2, axis=-1)).max(axis=-1)
+    step = np.maximum(longest / LONGEST_PAIR, np.linalg.norm(exact, axis=-1) / CENTROID_NORM)
+    step[step == 0] = 1.0
+    table = np.rint(exact / step[..., None]).astype(np.int16)
+    return ShortCentroids(aligned(table), (step * (2.0**15 / LARGEST_TURN)).astype(np.float32))
 
 
 def short_turns(turns: npt.NDArray[np.float64], gain: float) -> npt.NDArray[np.int16]:

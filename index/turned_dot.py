@@ -13,7 +13,6 @@ from llvmlite import ir
 from numba.core import cgutils, types
 
 from kvstore.index.loads import intrinsic
-from kvstore.index.short_codes import MOST_VECTORS
 from kvstore.index.short_vectors import (
     add_products,
     load_shorts,
@@ -68,8 +67,7 @@ def turned_dots(n_pairs: int, m: int, width: int) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             """Write the LLVM code of a call."""
             parts, n, centroids, units, *turns, query, scales, out, stride = arguments
-            vectors = [span for spans in _exact_sums(n_pairs, m) for span in spans]
-            heads = {span: _load_heads(builder, query, m * n_pairs, width, span) for span in vectors}
+            heads = {span: _load_heads(builder, query, m * n_pairs, width, span) for span in _vectors(n_pairs, m)}
             factors = [
                 splat(builder, builder.load(pointer_at(builder, scales, g), align=4), ROWS) for g in range(width)
             ]
@@ -157,34 +155,44 @@ def _row(
 
 def _score_row(builder: Any, row: _Row, n_pairs: int, heads: dict[tuple[int, int], list[Any]]) -> Any:
     """Return the sums of a row with all query heads, folded into one vector of float32."""
-    m, lanes, width = len(row.units), short_lanes(), len(next(iter(heads.values())))
-    sums = [zeros(FLOAT, lanes // 2)] * width
-    for spans in _exact_sums(n_pairs, m):
-        totals = [zeros(I32, lanes // 2)] * width
-        for low, n in spans:
-            c, s = (_load(builder, table, low, n) for table in (row.cosines, row.sines))
-            x, y = (_gather(builder, row.centroids, n_pairs, half * n_pairs, low, n) for half in (0, 1))
-            real, imaginary = _turn(builder, x, y, c, s)
-            for g, (a, b) in enumerate(heads[low, n]):
-                totals[g] = add_products(builder, b, imaginary, add_products(builder, a, real, totals[g]))
-        factors = _units_of_lanes(builder, row.units, n_pairs, *spans[0]) if m > 1 else None
-        sums = [_add_scaled(builder, *pair, factors) for pair in zip(sums, totals, strict=True)]
-    whole = fold_heads(builder, sums)
-    return whole if m > 1 else builder.fmul(whole, splat(builder, row.units[0], lanes // 2))
+    m, lanes, width = len(row.units), host_lanes(), len(next(iter(heads.values())))
+    if m == 1:
+        totals = [zeros(I32, lanes)] * width
+        for span, parts in heads.items():
+            totals = _products(builder, row, n_pairs, span, parts, totals)
+        whole = builder.sitofp(fold_heads(builder, totals), vector(lanes))
+        return builder.fmul(whole, splat(builder, row.units[0], lanes))
+    sums = [zeros(FLOAT, lanes)] * width
+    for span, parts in heads.items():
+        totals = _products(builder, row, n_pairs, span, parts, [zeros(I32, lanes)] * width)
+        factors = _units_of_lanes(builder, row.units, n_pairs, *span)
+        sums = [
+            multiply_add(builder, builder.sitofp(total, start.type), factors, start)
+            for total, start in zip(totals, sums, strict=True)
+        ]
+    return fold_heads(builder, sums)
 
 
-def _exact_sums(n_pairs: int, m: int) -> list[list[tuple[int, int]]]:
-    """Cut the pairs into vectors, (low, n) of each, listed by the int32 sums that they go into.
+def _products(
+    builder: Any, row: _Row, n_pairs: int, span: tuple[int, int], heads: list[tuple[Any, Any]], totals: list[Any]
+) -> list[Any]:
+    """Add the products of a vector of pairs with each query head to totals, int32, two pairs a lane."""
+    c, s = (_load(builder, table, *span) for table in (row.cosines, row.sines))
+    x, y = (_gather(builder, row.centroids, n_pairs, half * n_pairs, *span) for half in (0, 1))
+    real, imaginary = _turn(builder, x, y, c, s)
+    return [
+        add_products(builder, b, imaginary, add_products(builder, a, real, total))
+        for (a, b), total in zip(heads, totals, strict=True)
+    ]
 
-    A lane adds two neighbours, so those must be of one sub-space; `MOST_VECTORS` fit into a sum, but of one unit only.
-    """
+
+def _vectors(n_pairs: int, m: int) -> list[tuple[int, int]]:
+    """Cut the pairs into vectors: (low, n) of each. A lane adds two neighbours, so those must be of one sub-space."""
     lanes = short_lanes()
     parts = [n_pairs] * m if n_pairs % 2 else [n_pairs * m]
-    spans = [
+    return [
         (j * n_pairs + low, min(lanes, part - low)) for j, part in enumerate(parts) for low in range(0, part, lanes)
     ]
-    step = MOST_VECTORS if m == 1 else 1
-    return [spans[i : i + step] for i in range(0, len(spans), step)]
 
 
 def _units_of_lanes(builder: Any, own: list[Any], n_pairs: int, low: int, n: int) -> Any:
@@ -196,12 +204,6 @@ def _units_of_lanes(builder: Any, own: list[Any], n_pairs: int, low: int, n: int
         take = [lanes + i if part == j else i for i, part in enumerate(of_lanes)]
         factors = builder.shuffle_vector(factors, splat(builder, own[j], lanes), indexes(take))
     return factors
-
-
-def _add_scaled(builder: Any, start: Any, total: Any, factors: Any) -> Any:
-    """start + total, as float32, times the factors if there are any."""
-    moved = builder.sitofp(total, start.type)
-    return builder.fadd(start, moved) if factors is None else multiply_add(builder, moved, factors, start)
 
 
 def _turn(builder: Any, x: Any, y: Any, c: Any, s: Any) -> tuple[Any, Any]:

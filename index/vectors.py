@@ -98,11 +98,11 @@ def sum_four(builder: Any, four: list[Any], lanes: int) -> Any:
 
 
 def fold_heads(builder: Any, sums: list[Any]) -> Any:
-    """Fold vectors, at most four, into one of as many lanes that has a part for each, side by side."""
+    """Fold at most four vectors, float32 or int32, into one of as many lanes that has a part for each, side by side."""
     lanes = sums[0].type.count
     missing = {3: 1}.get(len(sums), 0)
     width = lanes
-    parts = [*sums, *[zeros(FLOAT, lanes)] * missing]
+    parts = [*sums, *[zeros(sums[0].type.element, lanes)] * missing]
     while len(parts) > 1:
         parts = [_fold_two(builder, x, y, lanes, width) for x, y in zip(parts[::2], parts[1::2], strict=True)]
         width //= 2
@@ -130,4 +130,5 @@ def _fold_two(builder: Any, x: Any, y: Any, lanes: int, width: int | None = None
     width = width or lanes
     low = [i for i in range(2 * lanes) if i % width < width // 2]
     high = [i for i in range(2 * lanes) if i % width >= width // 2]
-    return builder.fadd(builder.shuffle_vector(x, y, indexes(low)), builder.shuffle_vector(x, y, indexes(high)))
+    a, b = builder.shuffle_vector(x, y, indexes(low)), builder.shuffle_vector(x, y, indexes(high))
+    return builder.fadd(a, b) if x.type.element == FLOAT else builder.add(a, b)

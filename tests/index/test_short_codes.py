@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from kvstore.index.codebook import Codebook
 from kvstore.index.pq import PQIndex
 from kvstore.index.rope import RopeSpec
-from kvstore.index.short_codes import LARGEST_QUERY, LONGEST_PAIR, MOST_VECTORS, short_centroids
-from kvstore.index.short_vectors import short_lanes
+from kvstore.index.short_codes import CENTROID_NORM, LONGEST_PAIR, QUERY_NORM, short_centroids
 from tests.index.oracles import inner_products, normal
 from tests.index.test_pq import decoded
 
@@ -30,12 +29,15 @@ def coded(centroids: Any, rows: int, dim: int, gain: float = 1.0) -> PQIndex:
 def bound(q: Any, keys: Any) -> Any:
     """Twice what roundings of half a unit can do to a score, [group, n] of q [group, d] and keys [n, d].
 
-    The longest pair of a key is 32,000 units, rounded in the codebook and twice when it is turned; that of a query
-    16,350. Pairs are (i, i + d / 2).
+    Units are a 63,000th of a key's norm or a 32,000th of its longest pair, whichever is larger, rounded in the codebook
+    and twice when it is turned; so for a query, by 33,400. Pairs are (i, i + d / 2).
     """
     pairs = [np.hypot(*np.split(x.astype(np.float64), 2, axis=-1)) for x in (q, keys)]
-    of_key = 1.5 * pairs[1].max(-1) / LONGEST_PAIR * pairs[0].sum(-1)[:, None]
-    of_query = 0.5 * pairs[0].max(-1)[:, None] / LARGEST_QUERY * pairs[1].sum(-1)
+    units = [
+        np.maximum(x.max(-1) / LONGEST_PAIR, np.linalg.norm(x, axis=-1) / norm)
+        for x, norm in zip(pairs, (QUERY_NORM, CENTROID_NORM), strict=True)
+    ]
+    of_key, of_query = 1.5 * units[1] * pairs[0].sum(-1)[:, None], 0.5 * units[0][:, None] * pairs[1].sum(-1)
     return 2 * 2**0.5 * (of_key + of_query) + 1e-5 * np.abs(q @ keys.T)
 
 
@@ -74,10 +76,12 @@ def test_no_sum_overflows_where_every_pair_is_as_long_as_can_be(dim: int, m: int
     np.testing.assert_allclose(found, wanted, atol=2e-4 * dim / 2)
 
 
-def test_the_limits_leave_room_in_int32() -> None:
-    product = (LARGEST_QUERY + 1) * (LONGEST_PAIR + 4)
-    assert 2 * MOST_VECTORS * product < 2**31
-    assert short_lanes() in (16, 32)
+@pytest.mark.parametrize("n_numbers", [2, 128, 512, 8192])
+def test_the_limits_leave_room_for_roundings(n_numbers: int) -> None:
+    """Half a unit a number of a query; of a key, half in the codebook and half for each of two products."""
+    query, key = QUERY_NORM + 0.5 * n_numbers**0.5, CENTROID_NORM + 1.5 * n_numbers**0.5
+    assert query * key < 2**31
+    assert LONGEST_PAIR + 2 * 1.5 < 2**15
 
 
 def test_a_centroid_far_from_all_others_does_not_make_them_coarse() -> None:
