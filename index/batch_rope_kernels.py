@@ -7,7 +7,6 @@ from typing import Any
 
 from numba import carray, prange
 
-from kvstore.index.aligned import LINE_BYTES
 from kvstore.index.batch_kernels import (
     CENTROIDS,
     CHUNK,
@@ -28,9 +27,8 @@ from kvstore.index.batch_kernels import (
 )
 from kvstore.index.chunks import chunk_bounds, count_chunks
 from kvstore.index.jit import jit
-from kvstore.index.loads import prefetch
 from kvstore.index.pointers import pointer_to
-from kvstore.index.pq_rope_kernels import FLOAT_BYTES, SHORT_BYTES, run_of, run_scanner
+from kvstore.index.pq_rope_kernels import FLOAT_BYTES, SHORT_BYTES, fetch_centroids, run_of, run_scanner
 
 
 @functools.cache
@@ -58,13 +56,6 @@ def rope_batch_scan(n_pairs: int, m: int, width: int, bits: int, per_word: int) 
     return scan
 
 
-@jit
-def _fetch(address: Any, n_bytes: Any) -> Any:
-    """Ask the memory for all of an array: the rows of a sequence name its lines one by one, in any order."""
-    for at in range(0, n_bytes, LINE_BYTES):
-        prefetch(address + at)
-
-
 def _chunk_scanner(n_pairs: int, m: int, width: int, bits: int, per_word: int) -> Any:
     """Return the kernel that scores one chunk of the rows of one KV head, run by run of positions."""
     scan_run = run_scanner(n_pairs, m, width, bits, per_word)
@@ -80,8 +71,7 @@ def _chunk_scanner(n_pairs: int, m: int, width: int, bits: int, per_word: int) -
         low, high = chunk_bounds(n, count_chunks(n), chunk)
         codes = carray(words_at(line[CODES] + h * room * n_words * word_bytes), (room, n_words))
         own = m * k * 2 * n_pairs * SHORT_BYTES
-        if high - low >= k:
-            _fetch(line[CENTROIDS] + h * own, own)
+        fetch_centroids(line[CENTROIDS] + h * own, own, high - low)
         centroids = carray(short_at(line[CENTROIDS] + h * own), (m, k, 2 * n_pairs))
         units = carray(float32_at(line[UNITS] + h * m * k * FLOAT_BYTES), (m, k))
         offsets = carray(int64_at(line[OFFSETS]), (n_runs,))

@@ -19,11 +19,14 @@ from numba import prange
 from kvstore.index.aligned import LINE_BYTES
 from kvstore.index.chunks import chunk_bounds, count_chunks
 from kvstore.index.jit import jit
+from kvstore.index.loads import prefetch
 from kvstore.index.phases import BLOCK, super_phase
 from kvstore.index.short_codes import LONGEST_PAIR, QUERY_NORM
 from kvstore.index.turned_dot import ROWS, turned_back, turned_dots
 
 FLOAT_BYTES, SHORT_BYTES = 4, 2
+
+_ROWS_THAT_NAME_ALL = 256
 
 
 @functools.cache
@@ -50,6 +53,7 @@ def rope_scan(n_pairs: int, m: int, width: int, bits: int, per_word: int) -> Any
             h, chunk = divmod(np.int64(task), n_chunks)  # prange counts in uint64
             own = h if order.shape[0] > 1 else 0
             low, high = chunk_bounds(stop - start, n_chunks, chunk)
+            fetch_centroids(centroids[h].ctypes.data, centroids[h].nbytes, high - low)
             row, high = start + low, start + high
             run = run_of(offsets, row)
             while row < high:
@@ -63,6 +67,17 @@ def rope_scan(n_pairs: int, m: int, width: int, bits: int, per_word: int) -> Any
                 row, run = end, run + 1
 
     return scan
+
+
+@jit
+def fetch_centroids(address: Any, n_bytes: Any, n_rows: Any) -> Any:
+    """Ask the memory for all centroids of a KV head, if so many rows are scored that they name most.
+
+    Between two searches of a layer the rest of the model has been through the caches, and rows name lines in any order.
+    """
+    if n_rows >= _ROWS_THAT_NAME_ALL:
+        for at in range(0, n_bytes, LINE_BYTES):
+            prefetch(address + at)
 
 
 @functools.cache
