@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.errors import NonFiniteError, SchemaMismatchError
-from kvstore.index.aligned import aligned
 from kvstore.index.layout import Layout
 from kvstore.index.nearest import columns
 from kvstore.index.short_codes import ShortCentroids, short_centroids
@@ -41,10 +40,10 @@ class Codebook:
         self.laid, self.offsets = columns(given)
         self.weighting = weighting
 
-    @cached_property
+    @property
     def centroids(self) -> FloatArray:
-        """The centroids, float32 [n_kv_heads, m, k, sub_dim], C-order; made when first asked for."""
-        return aligned(np.swapaxes(self.laid[..., : self.k], -1, -2))
+        """A copy of the centroids, float32 [n_kv_heads, m, k, sub_dim], C-order."""
+        return np.swapaxes(self.laid[..., : self.k], -1, -2).copy()
 
     @cached_property
     def short(self) -> ShortCentroids:
@@ -76,7 +75,7 @@ class Codebook:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, those of `centroids` and `short` included once they were asked for."""
-        copies = sum(self.__dict__[name].nbytes for name in ("centroids", "short") if name in self.__dict__)
+        """Bytes held, those of `short` included once it was asked for."""
+        made = self.__dict__.get("short")
         weights = self.weighting.nbytes if self.weighting is not None else 0
-        return int(self.laid.nbytes + self.offsets.nbytes + copies) + weights
+        return int(self.laid.nbytes + self.offsets.nbytes + (made.nbytes if made is not None else 0)) + weights

@@ -72,7 +72,7 @@ class Coder:
             starts = np.tile(draw_starts(layout.m, len(sample), k, seed), (heads, 1))
             centroids = np.empty((heads, layout.m, k, layout.sub_dim), np.float32)
         else:
-            starts, centroids = np.empty((0, k), np.int64), start.centroids.copy()
+            starts, centroids = np.empty((0, k), np.int64), start.centroids
         turns = self._turns(positions[sample])
         run_parallel(
             train_heads, keys, sample, self._order, turns, self._inverse_gains, starts, start is not None,

@@ -129,6 +129,7 @@ class StoreConfig:
         reduce: how the query heads of one KV head agree on a row: "sum_softmax", "max" or "mean".
         index: settings of the index.
         arena_bytes: size of one allocation of the heap.
+        huge_pages: ask the system to back the heap by pages of 2 MiB, where it gives any: rows are read faster.
         heap_bytes: limit of the heap (0: none). In a directory a full heap gives blocks up to the disk.
         pool_bytes: of frames for blocks that are on the disk only; taken when the first of them is read.
         pool_policy: which frame is used again: a name of `kvstore.buffer_pool.policy_names`.
@@ -146,6 +147,7 @@ class StoreConfig:
     reduce: str = "sum_softmax"
     index: IndexConfig = field(default_factory=IndexConfig)
     arena_bytes: int = 32 * MIB
+    huge_pages: bool = True
     heap_bytes: int = 0
     pool_bytes: int = 64 * MIB
     pool_policy: str = "lru"

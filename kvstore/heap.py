@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 import torch
 
+from kvstore.advice import HUGE_PAGES, adviser
 from kvstore.block import Block
 from kvstore.errors import HeapFullError
 from kvstore.prefault import prefault
 from kvstore.schema import Schema
 
 ALIGN_BYTES = 64  # a cache line
+LEAST_HUGE_BYTES = 4 << 20  # what is smaller may lie in memory that others will use again
 
 
 @dataclass(slots=True)
@@ -31,8 +33,9 @@ class Heap:
     copied to make room. Pinned when CUDA is there, so that copies to a device can be asynchronous.
     """
 
-    def __init__(self, schema: Schema, arena_bytes: int, limit_bytes: int = 0) -> None:
+    def __init__(self, schema: Schema, arena_bytes: int, limit_bytes: int = 0, *, huge_pages: bool = True) -> None:
         self._schema = schema
+        self._advise = adviser() if huge_pages else None
         self._stride_bytes = -(-schema.block_bytes // ALIGN_BYTES) * ALIGN_BYTES
         self._arena_blocks = max(1, arena_bytes // self._stride_bytes)
         self._limit_blocks = limit_bytes // self._stride_bytes if limit_bytes else None
@@ -144,6 +147,8 @@ class Heap:
     def _add_arena(self, n_blocks: int) -> None:
         n_bytes = n_blocks * self._stride_bytes + ALIGN_BYTES
         arena = torch.empty(n_bytes, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+        if self._advise is not None and n_bytes >= LEAST_HUGE_BYTES:
+            self._advise(arena.data_ptr(), arena.data_ptr() + n_bytes, HUGE_PAGES)
         first = -arena.data_ptr() % ALIGN_BYTES
         self._arenas.append(arena)
         self._n_blocks += n_blocks

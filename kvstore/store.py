@@ -58,7 +58,8 @@ class KVStore(Queries, Attending, Durable):
         self._lock = StoreLock()
         self.schema = schema
         self.config = config or StoreConfig()
-        self.heap = Heap(schema, self.config.arena_bytes, self.config.heap_bytes)
+        heap_bytes, huge_pages = self.config.heap_bytes, self.config.huge_pages
+        self.heap = Heap(schema, self.config.arena_bytes, heap_bytes, huge_pages=huge_pages)
         self.counters = Counters()
         self.workspace = Workspace()
         self.indexing = IndexBuilder(schema, self.config, self.workspace)

@@ -1,4 +1,5 @@
 import itertools
+from pathlib import Path
 
 import pytest
 import torch
@@ -6,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore import HeapFullError, Schema
+from kvstore.advice import adviser
 from kvstore.heap import ALIGN_BYTES, Heap
 from kvstore.prefault import prefault
 
@@ -182,3 +184,35 @@ def test_what_the_system_cannot_touch_is_left_alone():
         if thread is not None:
             thread.join()
     assert room.equal(before)
+
+
+def flags_of(address: int) -> list[str]:
+    """What Linux notes of the mapping that an address lies in."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split()[0]
+        if "-" in first and not first.endswith(":"):
+            low, high = (int(end, 16) for end in first.split("-"))
+            inside = low <= address < high
+        elif inside and first == "VmFlags:":
+            return line.split()[1:]
+    raise AssertionError(f"no mapping holds {address:x}")
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="the kernel has no huge pages")
+@pytest.mark.parametrize("huge_pages", [True, False])
+def test_arenas_ask_for_huge_pages_as_told(huge_pages):
+    heap = Heap(SCHEMA, 8 << 20, huge_pages=huge_pages)
+    middle = heap.allocate(heap._arena_blocks // 2)[-1]
+    middle.keys.fill_(3)
+    assert ("hg" in flags_of(middle.key_address)) == huge_pages
+    assert (middle.keys == 3).all()
+
+
+def test_a_system_that_takes_no_advice_does_without(monkeypatch):
+    monkeypatch.setattr("kvstore.advice.sys.platform", "other")
+    assert adviser() is None
+    heap = Heap(SCHEMA, 8 << 20)
+    heap.allocate(1)[0].keys.fill_(3)
+    heap._check()
+    assert prefault([(torch.zeros(9000, dtype=torch.uint8), 0, 9000)]) is None
