@@ -20,10 +20,16 @@ def host_lanes() -> int:
 
 
 def host_has(feature: str) -> bool:
-    """Return whether this machine's processor has a feature, by LLVM's name."""
-    from llvmlite.binding import get_host_cpu_features
+    """Return whether the processor that kernels are compiled for has a feature, by LLVM's name.
 
-    return bool(get_host_cpu_features().get(feature))
+    That is this machine's, unless Numba is told of another (NUMBA_CPU_NAME, NUMBA_CPU_FEATURES).
+    """
+    from llvmlite.binding import get_host_cpu_features
+    from numba import config
+
+    if config.CPU_NAME is None and config.CPU_FEATURES is None:
+        return bool(get_host_cpu_features().get(feature))
+    return f"+{feature}" in (config.CPU_FEATURES or "").split(",")
 
 
 def vector(lanes: int) -> Any:
