@@ -97,7 +97,7 @@ def run_scanner(n_pairs: int, m: int, width: int, bits: int, per_word: int) -> A
         query, turned = np.empty((2, group, 2, pairs), np.float32)
         folded, scales = _aligned_shorts(group, pairs), np.empty(group, np.float32)
         phase = np.empty((2, pairs), np.float32)
-        parts, spare = np.empty((BLOCK, m), np.int64), np.empty((width, ROWS), np.float32)
+        parts, spare = np.empty((BLOCK, m), np.uint8), np.empty((width, ROWS), np.float32)
         _arrange_query(q, order, n_pairs, gain, query, scales)
         row = np.int64(0)
         while row < n:
@@ -180,47 +180,49 @@ def _turner(pairs: int, short: bool) -> Any:
 def _block_scorer(n_pairs: int, m: int, width: int, bits: int, per_word: int) -> Any:
     """Return the kernel for rows [row, stop) of one block, the first at v in it, and query heads [g, g + width)."""
     pairs, dots = m * n_pairs, turned_dots(n_pairs, m, width)
-    find_parts = _part_finder(m, bits, per_word)
+    unpack = _unpacker(m, bits, per_word)
+    one_byte = bits == 8 and per_word == 1
 
     @jit
     def score_block(codes, row, stop, v, centroids, units, fine, query, scales, g, parts, spare, out):  # type: ignore[no-untyped-def]
-        """query is the folded one; parts int64 [>= 256, m] and spare [width, 4] are scratch."""
-        find_parts(codes, row, stop, centroids.shape[1], parts)
+        """query is the folded one; parts uint8 [>= 256, m] and spare [width, 4] are scratch."""
         base, own, heads = centroids.ctypes.data, units.ctypes.data, query.ctypes.data + g * query.strides[0]
         cosines, factors = fine.ctypes.data + v * pairs * SHORT_BYTES, scales.ctypes.data + g * FLOAT_BYTES
-        place = out.ctypes.data + g * out.strides[0] + row * FLOAT_BYTES
-        n = (stop - row) // ROWS
+        place, k = out.ctypes.data + g * out.strides[0] + row * FLOAT_BYTES, centroids.shape[1]
+        whole = (stop - row) // ROWS * ROWS
+        if one_byte:
+            words = codes.ctypes.data + row * m
+        else:
+            words = parts.ctypes.data
+            unpack(codes, row, row + whole, parts)
         dots(
-            parts.ctypes.data, n, base, own, cosines, cosines + fine.strides[0], heads, factors, place,
+            words, whole // ROWS, k, base, own, cosines, cosines + fine.strides[0], heads, factors, place,
             out.strides[0],
         )  # fmt: skip
-        done = ROWS * n
-        if row + done < stop:  # what comes behind these rows is another's
-            cosines += done * pairs * SHORT_BYTES
+        if row + whole < stop:  # what comes behind these rows is another's
+            unpack(codes, row + whole, stop, parts)
+            cosines += whole * pairs * SHORT_BYTES
             dots(
-                parts[done:].ctypes.data, 1, base, own, cosines, cosines + fine.strides[0], heads, factors,
+                parts.ctypes.data, 1, k, base, own, cosines, cosines + fine.strides[0], heads, factors,
                 spare.ctypes.data, ROWS * FLOAT_BYTES,
             )  # fmt: skip
             for i in range(width):
-                for r in range(stop - row - done):
-                    out[g + i, row + done + r] = spare[i, r]
+                for r in range(stop - row - whole):
+                    out[g + i, row + whole + r] = spare[i, r]
 
     return score_block
 
 
-def _part_finder(m: int, bits: int, per_word: int) -> Any:
-    """Return the kernel that says which centroids rows [row, stop) have; those that fill a four repeat the last."""
+def _unpacker(m: int, bits: int, per_word: int) -> Any:
+    """Return the kernel that writes the codes of rows [row, stop) to out, uint8 [>= n, m]; the last fills a four."""
     mask = (1 << bits) - 1
 
     @jit
-    def find_parts(codes, row, stop, k, parts):  # type: ignore[no-untyped-def]
+    def unpack(codes, row, stop, out):  # type: ignore[no-untyped-def]
         n = stop - row
-        for t in range(n):
+        for t in range(-(-n // ROWS) * ROWS):
+            line = row + min(t, n - 1)
             for j in range(m):
-                code = (np.int64(codes[row + t, j // per_word]) >> (bits * (j % per_word))) & mask
-                parts[t, j] = j * k + code
-        for t in range(n, -(-n // ROWS) * ROWS):
-            for j in range(m):
-                parts[t, j] = parts[n - 1, j]
+                out[t, j] = (np.int64(codes[line, j // per_word]) >> (bits * (j % per_word))) & mask
 
-    return find_parts
+    return unpack

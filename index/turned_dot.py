@@ -23,6 +23,7 @@ from kvstore.index.short_vectors import (
 from kvstore.index.vectors import (
     FLOAT,
     FLOAT_BYTES,
+    I8,
     I16,
     I32,
     I64,
@@ -48,10 +49,10 @@ ROWS = 4
 def turned_dots(n_pairs: int, m: int, width: int) -> Any:
     """Return an intrinsic for fours of rows at consecutive positions and `width` query heads.
 
-    `dots(parts, n, centroids, units, cosines, sines, query, scales, out, stride_bytes)`, all int64, all but n and
+    `dots(codes, n, k, centroids, units, cosines, sines, query, scales, out, stride_bytes)`, all int64, all but n, k and
     stride_bytes addresses:
-    parts: int64 [4 n, m], which centroid each row has in each sub-space, of centroids int16 [m * k, 2 * n_pairs], real
-    parts first, and units float32 [m * k]. cosines, sines: int16 [4 n, m * n_pairs], the turn of each row. query: int16
+    codes: uint8 [4 n, m], which centroid each row has in each sub-space, of centroids int16 [m, k, 2 * n_pairs], real
+    parts first, and units float32 [m, k]. cosines, sines: int16 [4 n, m * n_pairs], the turn of each row. query: int16
     [width, 2, m * n_pairs], real, imaginary. scales: float32 [width].
     out: float32; line g, `stride_bytes` after line g - 1, gets 4 n numbers: scales[g] times the sum over pairs of
     unit * Re(conj(q_i) c_i (cos_i + 1j sin_i)) / 2**15.
@@ -59,14 +60,14 @@ def turned_dots(n_pairs: int, m: int, width: int) -> Any:
 
     @intrinsic
     def dots(
-        typing_context: Any, parts: Any, n: Any, centroids: Any, units: Any, cosines: Any, sines: Any, query: Any,
-        scales: Any, out: Any, stride: Any,
+        typing_context: Any, codes: Any, n: Any, k: Any, centroids: Any, units: Any, cosines: Any, sines: Any,
+        query: Any, scales: Any, out: Any, stride: Any,
     ) -> Any:  # fmt: skip
         """Say the types of a call, and how it is compiled."""
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             """Write the LLVM code of a call."""
-            parts, n, centroids, units, *turns, query, scales, out, stride = arguments
+            codes, n, k, centroids, units, *turns, query, scales, out, stride = arguments
             heads = {span: _load_heads(builder, query, m * n_pairs, width, span) for span in _vectors(n_pairs, m)}
             factors = [
                 splat(builder, builder.load(pointer_at(builder, scales, g), align=4), ROWS) for g in range(width)
@@ -74,7 +75,7 @@ def turned_dots(n_pairs: int, m: int, width: int) -> Any:
             with cgutils.for_range(builder, n, intp=I64) as loop:
                 first = builder.mul(loop.index, ir.Constant(I64, ROWS))
                 rows = [builder.add(first, ir.Constant(I64, r)) for r in range(ROWS)]
-                places = [_row(builder, x, (n_pairs, m), parts, centroids, units, *turns) for x in rows]
+                places = [_row(builder, x, (n_pairs, m), codes, k, centroids, units, *turns) for x in rows]
                 sums = [_score_row(builder, place, n_pairs, heads) for place in places]
                 line = builder.add(out, builder.mul(first, ir.Constant(I64, FLOAT_BYTES)))
                 for total, factor in zip(sum_folded(builder, sums, width), factors, strict=True):
@@ -83,7 +84,7 @@ def turned_dots(n_pairs: int, m: int, width: int) -> Any:
                     line = builder.add(line, stride)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 10), generate
+        return types.void(*[types.int64] * 11), generate
 
     return dots
 
@@ -138,12 +139,16 @@ class _Row(NamedTuple):
 
 
 def _row(
-    builder: Any, number: Any, sizes: tuple[int, int], parts: Any, centroids: Any, units: Any, cosines: Any, sines: Any
-) -> _Row:
+    builder: Any, number: Any, sizes: tuple[int, int], codes: Any, k: Any, centroids: Any, units: Any, cosines: Any,
+    sines: Any,
+) -> _Row:  # fmt: skip
     """Find what belongs to a row."""
     n_pairs, m = sizes
-    line = _gep(builder, parts, I64, builder.mul(number, ir.Constant(I64, m)))
-    own = [builder.load(builder.gep(line, [ir.Constant(I64, j)])) for j in range(m)]
+    line = _gep(builder, codes, I8, builder.mul(number, ir.Constant(I64, m)))
+    own = []
+    for j in range(m):
+        code = builder.zext(builder.load(builder.gep(line, [ir.Constant(I64, j)])), I64)
+        own.append(builder.add(code, builder.mul(k, ir.Constant(I64, j))))
     turn = builder.mul(number, ir.Constant(I64, m * n_pairs))
     return _Row(
         [_gep(builder, centroids, I16, builder.mul(x, ir.Constant(I64, 2 * n_pairs))) for x in own],
