@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from kvstore.index.compress import LANES, append_reaching
 from kvstore.index.jit import jit
 
 # NumPy scalars, not Python's: Numba compiles a callee anew for each literal it is called with.
@@ -25,7 +26,7 @@ _SPREADS = 3.0  # standard deviations of a sample's rank on either side
 def select_top_k(scores: Any, k: Any, places: Any, values: Any, rows: Any, picked: Any) -> Any:
     """Write the k largest of `scores` and where they are; return how many, min(k, n).
 
-    scores: float32 [n]; NaN counts as -inf.
+    scores: float32 [n], C-order; NaN counts as -inf.
     places: int32 [>= n + 1], values: float32 [>= n]: scratch, overwritten.
     rows: int64 [>= min(k, n)], out, ascending. picked: float32 [>= min(k, n)], out, `scores[rows]`.
     Order: larger score first, then lower row; the result is the first k of that order. O(n).
@@ -132,8 +133,12 @@ def _bracket(scores: Any, k: Any, values: Any) -> Any:
 @jit
 def _collect_above(scores: Any, threshold: Any, places: Any) -> Any:
     """Write the places of scores >= threshold, ascending; return how many."""
-    count = 0
-    for i in range(scores.shape[0]):
+    count = np.int64(0)
+    n, base, out = scores.shape[0], scores.ctypes.data, places.ctypes.data
+    whole = n // LANES * LANES
+    for first in range(0, whole, LANES):
+        count = append_reaching(base + first * 4, first, threshold, out, count)
+    for i in range(whole, n):
         places[count] = i
         count += 1 if scores[i] >= threshold else 0
     return count
