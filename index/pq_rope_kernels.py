@@ -18,7 +18,7 @@ from numba import prange
 
 from kvstore.index.aligned import LINE_BYTES
 from kvstore.index.chunks import chunk_bounds, count_chunks
-from kvstore.index.jit import jit
+from kvstore.index.jit import STRICT, jit
 from kvstore.index.loads import prefetch
 from kvstore.index.phases import BLOCK, super_phase
 from kvstore.index.short_codes import LONGEST_PAIR, QUERY_NORM
@@ -125,7 +125,7 @@ def _aligned_shorts(group: Any, pairs: Any) -> Any:
     return room[first : first + 2 * group * pairs].reshape(group, 2, pairs)
 
 
-@jit
+@jit(fastmath=STRICT)
 def _arrange_query(q: Any, order: Any, n_pairs: Any, gain: Any, query: Any, scales: Any) -> Any:
     """Split queries float32 [group, head_dim] into real and imaginary parts, [group, 2, pairs], as pairs are arranged.
 

@@ -105,10 +105,8 @@ def sum_four(builder: Any, four: list[Any], lanes: int) -> Any:
 
 def fold_heads(builder: Any, sums: list[Any]) -> Any:
     """Fold at most four vectors, float32 or int32, into one of as many lanes that has a part for each, side by side."""
-    lanes = sums[0].type.count
-    missing = {3: 1}.get(len(sums), 0)
-    width = lanes
-    parts = [*sums, *[zeros(sums[0].type.element, lanes)] * missing]
+    width = lanes = sums[0].type.count
+    parts = [*sums, zeros(sums[0].type.element, lanes)] if len(sums) == 3 else sums
     while len(parts) > 1:
         parts = [_fold_two(builder, x, y, lanes, width) for x, y in zip(parts[::2], parts[1::2], strict=True)]
         width //= 2
@@ -118,7 +116,7 @@ def fold_heads(builder: Any, sums: list[Any]) -> Any:
 def sum_folded(builder: Any, rows: list[Any], n_parts: int) -> list[Any]:
     """Sums over the lanes of each part of four vectors that `fold_heads` made: a vector of 4 for each of n_parts."""
     lanes = rows[0].type.count
-    slots = {3: 4}.get(n_parts, n_parts)
+    slots = 4 if n_parts == 3 else n_parts
     width = lanes // slots
     a, b = (_fold_two(builder, x, y, lanes, width) for x, y in (rows[:2], rows[2:]))
     if width > 2:
