@@ -59,7 +59,7 @@ def test_scores_are_products_over_the_pairs_with_the_most_energy(
     index = build(keys, np.arange(700) * 2 + 4000, m=m, bits=bits, rope=rope, scan_pairs=n_keep)
     q = normal(2, 3, 16, seed=5)
     wanted = expected(index, q, rope, n_keep)
-    np.testing.assert_allclose(index.scores(q), wanted, rtol=1e-4, atol=1e-4 * largest_product(q, decoded(index)))
+    np.testing.assert_allclose(index.scores(q), wanted, rtol=1e-4, atol=5e-5 * largest_product(q, decoded(index)))
 
 
 @settings(max_examples=20)
@@ -69,7 +69,7 @@ def test_any_number_of_pairs_and_query_heads(n_keep: int, seed: int, group: int)
     index = build(normal(2, 100, 16, seed=seed), m=1, bits=8, rope=rope, scan_pairs=n_keep)
     q = normal(2, group, 16, seed=seed + 1)
     wanted = expected(index, q, rope, n_keep)
-    np.testing.assert_allclose(index.scores(q), wanted, rtol=1e-4, atol=1e-4 * largest_product(q, decoded(index)))
+    np.testing.assert_allclose(index.scores(q), wanted, rtol=1e-4, atol=5e-5 * largest_product(q, decoded(index)))
 
 
 def test_a_search_ranks_by_these_scores_after_rows_came_and_went() -> None:
